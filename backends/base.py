@@ -1,0 +1,140 @@
+"""The whole interface between the engine and a device.
+
+A backend loads the weights that a program names, allocates the paged KV cache, and compiles the
+program into a step. A step runs one batch: any mix of sequences, each with any number of new
+tokens. All batch arrays are C-contiguous numpy arrays owned by the caller and are not changed
+between `submit` and `collect`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from localllm.backends.program import FloatArray, KVGroup, Program
+from localllm.gguf import Tensor
+
+BLOCK_TOKENS = 16  # positions per KV block
+
+Int32Array: TypeAlias = npt.NDArray[np.int32]
+ProgressFn: TypeAlias = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class MemoryInfo:
+    """Bytes on the device. `available` is what a new allocation may use without swapping."""
+
+    total: int
+    available: int
+
+
+@dataclass(frozen=True)
+class StepLimits:
+    """The largest batch that a step has to take."""
+
+    tokens: int  # T
+    seqs: int  # S
+    logit_rows: int  # R
+    context: int  # positions of one sequence
+
+
+@dataclass
+class SamplingArrays:
+    """One entry per logit row; see `SamplingParams` for the meaning and order of the fields.
+
+    A row's random numbers are Philox4x32-10 with key `seed` and counter (index, choice, 0, 0),
+    the first output word giving u = (word >> 8) * 2**-24. `history_*` lists, for rows with
+    penalties, each distinct token id of prompt and output with its count in the output (0: in the
+    prompt alone); other rows have an empty range. The draw takes the first token, in order of
+    falling probability (ties: lower id), whose cumulative probability exceeds u.
+    """
+
+    temperature: FloatArray
+    top_k: Int32Array
+    top_p: FloatArray
+    min_p: FloatArray
+    repetition_penalty: FloatArray
+    presence_penalty: FloatArray
+    frequency_penalty: FloatArray
+    seed: npt.NDArray[np.uint64]
+    choice: npt.NDArray[np.uint32]
+    index: npt.NDArray[np.uint32]
+    bias_start: Int32Array  # [R+1] ranges in bias_ids, bias_values
+    bias_ids: Int32Array
+    bias_values: FloatArray
+    history_start: Int32Array  # [R+1] ranges in history_ids, history_counts
+    history_ids: Int32Array
+    history_counts: Int32Array
+
+
+@dataclass
+class Batch:
+    """One step's work: S sequences with T new tokens in all.
+
+    Sequence s owns tokens query_start[s]..query_start[s+1], the last of its seq_lens[s] known
+    positions. For KV group g, token t is stored in slot slots[g, t] = block * BLOCK_TOKENS +
+    position % BLOCK_TOKENS, and block i of sequence s is block_tables[g, s, i]; entries that a
+    window has left behind are -1 and never read. logit_rows are token indices in rising order;
+    `sampling` has one entry for each of them.
+    """
+
+    ids: Int32Array  # [T]
+    positions: Int32Array  # [T]
+    query_start: Int32Array  # [S+1]
+    seq_lens: Int32Array  # [S]
+    slots: Int32Array  # [G, T]
+    block_tables: Int32Array  # [G, S, B]
+    logit_rows: Int32Array  # [R]
+    sampling: SamplingArrays
+
+
+class Step(Protocol):
+    """A compiled program. `submit` may return before the work is done; depth is one."""
+
+    def warmup(self) -> None:
+        """Makes the first real step as fast as the tenth; touches only KV block 0."""
+
+    def submit(self, batch: Batch) -> None: ...
+
+    def collect(self) -> Int32Array:
+        """Waits and returns the sampled token of each logit row [R]."""
+
+    def logits(self) -> FloatArray:
+        """Raw logits [R, vocab] of the step last collected; valid until the next `submit`."""
+
+    def trace(self, batch: Batch) -> list[FloatArray]:
+        """Runs the batch and returns every op's output [rows, width], in program order."""
+
+
+class Backend(Protocol):
+    """One device. Values that pass through (`weights`, `kv`) are opaque to the caller."""
+
+    name: str
+
+    def memory(self) -> MemoryInfo: ...
+
+    def describe(self) -> str:
+        """One line for log and /health: which device, instruction set and threads, and why."""
+
+    def load(self, program: Program, tensors: Mapping[str, Tensor], progress: ProgressFn) -> Any:
+        """Brings the program's weights to the device in its own layout."""
+
+    def kv_block_bytes(self, group: KVGroup) -> int:
+        """Bytes of one block over all layers of the group."""
+
+    def alloc_kv(self, groups: Sequence[KVGroup], n_blocks: Sequence[int]) -> Any:
+        """One paged cache per group; memory is touched only when a block is first written."""
+
+    def workspace_bytes(self, program: Program, limits: StepLimits) -> int:
+        """What `compile` will allocate for buffers and logits."""
+
+    def compile(
+        self, program: Program, weights: Any, kv: Any, limits: StepLimits, progress: ProgressFn
+    ) -> Step: ...
+
+    def close(self) -> None:
+        """Ends worker threads and frees the device's memory."""

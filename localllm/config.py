@@ -1,0 +1,58 @@
+"""All configuration, in one typed place. The CLI and `LLM` fill it; nothing else reads flags."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """What the engine process needs to know.
+
+    `None` means: decided at load from the machine and the model (see ARCHITECTURE.md).
+    """
+
+    model: Path
+    backend: str = "auto"  # auto | cpu | reference
+    threads: int | None = None
+    isa: str = "auto"  # instruction set of the CPU kernels: auto | avx2 | scalar
+    ctx_size: int | None = None
+    max_num_seqs: int = 16
+    max_num_batched_tokens: int = 512
+    kv_cache_memory: int | None = None  # bytes
+    prefix_cache: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerConfig:
+    """What the HTTP process needs beside the engine's configuration."""
+
+    engine: EngineConfig
+    host: str = "127.0.0.1"
+    port: int = 8080
+    alias: str | None = None
+    drain_seconds: float = 30.0
+
+
+@dataclass(frozen=True)
+class Paths:
+    """Where localllm keeps what it can make or fetch again."""
+
+    cache: Path = field(default_factory=lambda: _user_cache())
+
+    @property
+    def models(self) -> Path:
+        return self.cache / "models"
+
+    @property
+    def kernels(self) -> Path:
+        return self.cache / "kernels"
+
+
+def _user_cache() -> Path:
+    if override := os.environ.get("LOCALLLM_CACHE"):
+        return Path(override).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "localllm"

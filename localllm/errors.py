@@ -1,0 +1,65 @@
+"""Every error that localllm raises on purpose. Messages are one line and name what is wrong."""
+
+
+class LocalLLMError(Exception):
+    """Base of all errors that a user can cause or has to know about."""
+
+
+class ModelError(LocalLLMError):
+    """The model file is at fault, or asks for something this version cannot do."""
+
+
+class GGUFError(ModelError):
+    """The file is not a well-formed GGUF file; the message names the key or tensor."""
+
+
+class UnsupportedArchitectureError(ModelError):
+    """No model in the registry has the file's `general.architecture`."""
+
+
+class TokenizerError(ModelError):
+    """The vocabulary in the file is broken or of a kind that is not known."""
+
+
+class ChatTemplateError(ModelError):
+    """The chat template in the file cannot be parsed."""
+
+
+class InsufficientMemoryError(ModelError):
+    """The model and the smallest useful KV pool do not fit; the message gives the numbers."""
+
+
+class RequestError(LocalLLMError):
+    """A request is invalid: the caller's fault, HTTP 400.
+
+    `param` names the offending field, `code` is the OpenAI error code where there is one.
+    """
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+
+
+class ContextLengthError(RequestError):
+    """Prompt (plus the least output) does not fit the context window."""
+
+    def __init__(self, prompt_tokens: int, context: int) -> None:
+        super().__init__(
+            f"This prompt has {prompt_tokens} tokens and exceeds the context window of "
+            f"{context} tokens",
+            param="messages",
+            code="context_length_exceeded",
+        )
+
+
+class TemplateRenderError(RequestError):
+    """The chat template refused the messages; the message quotes the template's own."""
+
+
+class EngineError(LocalLLMError):
+    """The engine process failed or is gone; requests in flight end with this."""
+
+
+class DownloadError(LocalLLMError):
+    """A model could not be fetched; the message says from where and why."""

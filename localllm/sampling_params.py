@@ -1,0 +1,74 @@
+"""What a caller may ask of one generated sequence."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from localllm.errors import RequestError
+
+GREEDY_TEMPERATURE = 0.0
+MAX_SEED = 2**64 - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """Sampling and stopping of one request; the defaults sample from the model's distribution.
+
+    Order of application: logit_bias, penalties, temperature, then the filters top_k, top_p and
+    min_p on the resulting probabilities, then one draw. `temperature` 0 takes the most likely
+    token after bias and penalties. `top_k` 0 and `top_p` 1 are off.
+    `repetition_penalty` looks at prompt and output, `presence_penalty` and `frequency_penalty`
+    at the output alone. `seed` None draws one at admission. `stop` strings are cut from the text.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    n: int = 1
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        else:
+            object.__setattr__(self, "stop", tuple(self.stop))
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        self._check_range("temperature", 0.0, 100.0)
+        self._check_range("top_p", 0.0, 1.0, open_low=True)
+        self._check_range("min_p", 0.0, 1.0)
+        self._check_range("repetition_penalty", 0.0, 100.0, open_low=True)
+        self._check_range("presence_penalty", -2.0, 2.0)
+        self._check_range("frequency_penalty", -2.0, 2.0)
+        if self.top_k < 0:
+            raise RequestError(f"top_k must be 0 (off) or more, not {self.top_k}", param="top_k")
+        if self.n < 1:
+            raise RequestError(f"n must be at least 1, not {self.n}", param="n")
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise RequestError(
+                f"max_tokens must be at least 1, not {self.max_tokens}", param="max_tokens"
+            )
+        if self.seed is not None and not 0 <= self.seed <= MAX_SEED:
+            raise RequestError("seed must be between 0 and 2**64 - 1", param="seed")
+        if any(not s for s in self.stop):
+            raise RequestError("stop strings must not be empty", param="stop")
+        if any(not math.isfinite(b) for b in self.logit_bias.values()):
+            raise RequestError("logit_bias values must be finite", param="logit_bias")
+
+    def _check_range(self, name: str, low: float, high: float, *, open_low: bool = False) -> None:
+        value = getattr(self, name)
+        inside = (low < value if open_low else low <= value) and value <= high
+        if not inside:  # also catches NaN
+            bracket = "(" if open_low else "["
+            raise RequestError(
+                f"{name} must be in {bracket}{low:g}, {high:g}], not {value}", param=name
+            )
