@@ -1,0 +1,252 @@
+"""Kernels: Python functions compiled to native code on first use, called through an address.
+
+    @kernel
+    def scale(args: int, tid: int, n: int) -> None: ...
+
+A kernel gets the address of its argument block (int64 words), its thread's number and the number
+of threads. All threads call it at once and share the work by claiming chunks:
+
+    rows = row_count(args, arg_i64(args, 6))
+    row = claim(args, 4)
+    while row < rows:
+        ...  # rows row..min(row + 4, rows)
+        row = claim(args, 4)
+
+A float32 argument occupies the low half of its word. See the header's words below.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ParamSpec, TypeAlias, TypeVar, cast
+
+from llvmlite import ir
+from numba import njit, types
+from numba.core.ccallback import CFunc
+from numba.extending import intrinsic
+
+from localllm.backends.cpu import cache, target
+
+KernelFunction: TypeAlias = Callable[[int, int, int], None]
+Constant: TypeAlias = str | int | float | bool
+_P = ParamSpec("_P")
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+_SIGNATURE = types.void(types.intp, types.intp, types.intp)
+
+# No ZeroDivisionError checks: divisions follow IEEE. Never fastmath: order is part of the result.
+_OPTIONS = {"error_model": "numpy"}
+
+# Words of the step header.
+H_TOKENS, H_SEQS, H_LOGIT_ROWS = 0, 1, 2
+H_IDS, H_POSITIONS, H_QUERY_START, H_SEQ_LENS, H_LOGIT_ROW_IDS = 3, 4, 5, 6, 7
+H_SLOTS, H_BLOCK_TABLES, H_TABLE_BLOCKS, H_THREADS, H_SAMPLING = 8, 9, 10, 11, 12
+HEADER_WORDS = 32
+
+# Row kinds of a value, as a word in argument blocks.
+ROWS_TOKENS, ROWS_LOGITS = 0, 1
+
+CACHE_LINE = 64
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a kernel comes from: a name in a module, or a call of a factory there."""
+
+    module: str
+    qualname: str
+    arguments: tuple[Constant, ...] | None = None
+
+    def key(self) -> str:
+        """A file name, unique among all kernels."""
+        parts = [self.module.removeprefix("localllm.backends.cpu."), self.qualname]
+        parts += [str(a) for a in self.arguments or ()]
+        return "-".join(parts).replace("/", "_")
+
+    def to_json(self) -> str:
+        return json.dumps([self.module, self.qualname, self.arguments])
+
+
+def find_kernel(origin_json: str) -> Kernel:
+    """The kernel that `Origin.to_json` describes; another process can compile it by that."""
+    module, qualname, arguments = json.loads(origin_json)
+    found = getattr(importlib.import_module(module), qualname)
+    return cast(Kernel, found if arguments is None else found(*arguments))
+
+
+class Kernel:
+    """A function (args, tid, nthreads) whose native code is made, or read from disk, when used."""
+
+    def __init__(self, function: KernelFunction) -> None:
+        self.function = function
+        self._origin: Origin | None = None
+        if "<locals>" not in function.__qualname__:
+            self._origin = Origin(function.__module__, function.__qualname__)
+        self._compiled: Any = None
+
+    @property
+    def origin(self) -> Origin:
+        if self._origin is None:
+            raise TypeError(f"{self.function.__qualname__} must come from a @kernel_factory")
+        return self._origin
+
+    @property
+    def name(self) -> str:
+        return self.origin.key()
+
+    @property
+    def address(self) -> int:
+        """Address of the native code `void(int64, int64, int64)`; compiles at the first call."""
+        if self._compiled is None:
+            compiled: Any = CFunc(self.function, (_SIGNATURE.args, types.void), {}, dict(_OPTIONS))
+            compiled._cache = self._cache()
+            compiled.compile()
+            self._compiled = compiled
+        return int(self._compiled.address)
+
+    def is_ready(self) -> bool:
+        """Whether `address` costs no compilation."""
+        return self._compiled is not None or self._cache().exists()
+
+    def _cache(self) -> cache.DiskCache:
+        return cache.DiskCache(kernel_directory(), self.name)
+
+    def __repr__(self) -> str:
+        return f"<Kernel {self.function.__qualname__}>"
+
+
+@functools.lru_cache(maxsize=1)
+def kernel_directory() -> Path:
+    """Where this process keeps its kernels: one directory for its instruction set."""
+    return cache.open_directory(target.isa())
+
+
+def kernel(function: KernelFunction) -> Kernel:
+    """Decorator for a kernel of a module, or for one inside a `kernel_factory`."""
+    return Kernel(function)
+
+
+def kernel_factory(make: Callable[_P, Kernel]) -> Callable[_P, Kernel]:
+    """Decorator for a module's function that returns a kernel specialised for its arguments.
+
+    Arguments are positional strings or numbers; equal arguments give the same kernel.
+    """
+    made: dict[tuple[Any, ...], Kernel] = {}
+
+    @functools.wraps(make)
+    def find(*args: _P.args, **kwargs: _P.kwargs) -> Kernel:
+        if kwargs:
+            raise TypeError(f"{make.__qualname__} takes positional arguments only")
+        key = cast("tuple[Constant, ...]", args)
+        if key not in made:
+            new = make(*args, **kwargs)
+            new._origin = Origin(make.__module__, make.__qualname__, key)
+            made[key] = new
+        return made[key]
+
+    return find
+
+
+def helper(function: _F) -> _F:
+    """Decorator for a function that kernels call; it is inlined or linked into each of them."""
+    return cast(_F, njit(**_OPTIONS)(function))
+
+
+class Native:
+    """A nogil function of one signature that Python calls; compiled on first use, kept on disk."""
+
+    def __init__(self, function: Callable[..., Any], signature: Any) -> None:
+        self._function = function
+        self._signature = signature
+        self._dispatcher: Any = None
+        self.origin = Origin(function.__module__, function.__qualname__)
+        functools.update_wrapper(self, function)
+
+    def prepare(self) -> Any:
+        """Compiles now, or reads from disk; returns what `__call__` calls, without its check."""
+        if self._dispatcher is None:
+            dispatcher = njit(nogil=True, **_OPTIONS)(self._function)
+            dispatcher._cache = cache.DiskCache(kernel_directory(), self.origin.key())
+            dispatcher.compile(self._signature)
+            dispatcher.disable_compile()
+            self._dispatcher = dispatcher
+        return self._dispatcher
+
+    def __call__(self, *args: Any) -> Any:
+        return (self._dispatcher or self.prepare())(*args)
+
+
+def native(signature: Any) -> Callable[[Callable[..., Any]], Native]:
+    """Decorator for an entry point from Python, such as `@native(types.void(types.intp))`.
+
+    It must not be called from other compiled code (make a `helper` of the common part).
+    """
+    return lambda function: Native(function, signature)
+
+
+def _word(builder: Any, base: Any, index: Any, kind: Any) -> Any:
+    """Pointer to word `index` (of 8 bytes) at address `base`, as a pointer to `kind`."""
+    words = builder.inttoptr(base, ir.IntType(64).as_pointer())
+    return builder.bitcast(builder.gep(words, [index]), kind.as_pointer())
+
+
+@intrinsic
+def arg_i64(_typing: Any, args: Any, index: Any) -> Any:
+    """Word `index` of the argument block (or header) at address `args`."""
+
+    def generate(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+        at = context.cast(builder, values[1], sig.args[1], types.int64)
+        return builder.load(_word(builder, values[0], at, ir.IntType(64)))
+
+    return types.int64(types.intp, index), generate
+
+
+@intrinsic
+def arg_f32(_typing: Any, args: Any, index: Any) -> Any:
+    """The float32 in the low half of word `index`."""
+
+    def generate(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+        at = context.cast(builder, values[1], sig.args[1], types.int64)
+        bits = builder.load(_word(builder, values[0], at, ir.IntType(64)))
+        return builder.bitcast(builder.trunc(bits, ir.IntType(32)), ir.FloatType())
+
+    return types.float32(types.intp, index), generate
+
+
+@intrinsic
+def header(_typing: Any, args: Any) -> Any:
+    """Address of the step header; read its words with `arg_i64(header(args), H_...)`."""
+
+    def generate(_context: Any, builder: Any, _sig: Any, values: Any) -> Any:
+        return builder.load(builder.inttoptr(values[0], ir.IntType(64).as_pointer()))
+
+    return types.intp(types.intp), generate
+
+
+@intrinsic
+def claim(_typing: Any, args: Any, chunk: Any) -> Any:
+    """Takes the next `chunk` items of this op; returns the first (past the end: nothing left)."""
+
+    def generate(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+        i64 = ir.IntType(64)
+        one = ir.Constant(i64, 1)
+        counter = builder.load(_word(builder, values[0], one, i64))
+        count = context.cast(builder, values[1], sig.args[1], types.int64)
+        return builder.atomic_rmw(
+            "add", builder.inttoptr(counter, i64.as_pointer()), count, "monotonic"
+        )
+
+    return types.int64(types.intp, chunk), generate
+
+
+@helper
+def row_count(args: int, kind: int) -> int:
+    """Rows of an operand of row kind `kind` in this step: T or R."""
+    if kind == ROWS_LOGITS:
+        return arg_i64(header(args), H_LOGIT_ROWS)
+    return arg_i64(header(args), H_TOKENS)
