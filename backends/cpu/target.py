@@ -1,0 +1,80 @@
+"""Which instruction set the kernels of this process are compiled for.
+
+Kernels are written once over SIMD vectors; the few operations that have no good portable form
+(see `simd.dot` and `simd.convert`) look here, while they are compiled, for the lowering to use.
+The choice is made once, before the first kernel compiles, and is part of the kernel cache's key.
+
+- `avx2`: x86-64 with AVX2, FMA and F16C.
+- `vnni`: the same, with the four-way dot product of AVX-VNNI or AVX-512 VNNI.
+- `scalar`: plain LLVM operations only, which run on any machine that LLVM knows.
+
+All of them give the same bits.
+"""
+
+from __future__ import annotations
+
+from llvmlite import binding as llvm
+from numba import config
+
+from localllm.errors import LocalLLMError
+
+ISAS = ("avx2", "vnni", "scalar")
+
+_AVX2 = ("avx2", "fma", "f16c")
+_VNNI = (("avxvnni",), ("avx512vnni", "avx512vl"))
+
+_current: str | None = None
+
+
+def use(isa: str) -> str:
+    """Sets the instruction set (`auto`, or one of `ISAS`) and returns the one that it names.
+
+    Raises LocalLLMError when the CPU lacks it, or when kernels of this process already use
+    another one.
+    """
+    global _current
+    chosen = resolve(isa)
+    if _current not in (None, chosen):
+        raise LocalLLMError(
+            f"kernels of this process already use isa {_current}, it cannot change to {chosen}"
+        )
+    _current = chosen
+    return chosen
+
+
+def current() -> str:
+    """The instruction set in use; the best one of this CPU unless `use` chose another."""
+    return _current or use("auto")
+
+
+def resolve(isa: str) -> str:
+    """The name in `ISAS` that `isa` stands for on this CPU."""
+    features = cpu_features()
+    if isa == "auto":
+        if _missing("avx2", features):
+            return "scalar"
+        return "avx2" if _missing("vnni", features) else "vnni"
+    if isa not in ISAS:
+        raise LocalLLMError(f"unknown isa {isa!r}: choose auto, {', '.join(ISAS)}")
+    if missing := _missing(isa, features):
+        raise LocalLLMError(f"isa {isa} needs {' and '.join(missing)}, which this CPU lacks")
+    return isa
+
+
+def cpu_features() -> frozenset[str]:
+    """LLVM's names of the features that Numba compiles for: the host's, unless overridden."""
+    if config.CPU_FEATURES is not None:
+        wanted = (f.strip() for f in config.CPU_FEATURES.split(","))
+        return frozenset(f[1:] for f in wanted if f.startswith("+"))
+    if not llvm.get_process_triple().startswith(("x86_64", "amd64")):
+        return frozenset()
+    return frozenset(name for name, present in llvm.get_host_cpu_features().items() if present)
+
+
+def _missing(isa: str, features: frozenset[str]) -> list[str]:
+    if isa == "scalar":
+        return []
+    missing = [f for f in _AVX2 if f not in features]
+    if isa == "vnni" and not any(features.issuperset(kind) for kind in _VNNI):
+        missing.append("avxvnni or avx512vnni")
+    return missing
