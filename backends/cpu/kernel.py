@@ -4,7 +4,8 @@
     def scale(args: int, tid: int, n: int) -> None: ...
 
 A kernel gets the address of its argument block (int64 words), its thread's number and the number
-of threads. All threads call it at once and share the work by claiming chunks:
+of threads. Any number of the threads, one at least, call it at once (one that comes late skips an
+op that the others have finished), so all work must be claimed; `tid` selects scratch memory only:
 
     rows = row_count(args, arg_i64(args, 6))
     row = claim(args, 4)
