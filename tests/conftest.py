@@ -1,0 +1,51 @@
+"""Fixtures for what a test may need and a machine may lack: it skips with the reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from localllm.config import Paths
+from tests.helpers import FIXTURES, SHARED
+
+
+@pytest.fixture(scope="session")
+def fixtures() -> Path:
+    """Reference data in the tree."""
+    return FIXTURES
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of reference data that is too large for the tree."""
+    if not SHARED.is_dir():
+        pytest.skip(f"{SHARED} is absent (LOCALLLM_SHARED names another place)")
+    return SHARED
+
+
+@pytest.fixture(scope="session")
+def conformance(shared: Path) -> Path:
+    folder = shared / "conformance"
+    if not folder.is_dir():
+        pytest.skip(f"{folder} is absent")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """SmolLM2-135M-Instruct, the default model."""
+    return _real_model("SmolLM2-135M-Instruct.Q4_1.gguf")
+
+
+@pytest.fixture(scope="session")
+def gemma3() -> Path:
+    """gemma-3-270m."""
+    return _real_model("gemma-3-270m-q4_k_m.gguf")
+
+
+def _real_model(name: str) -> Path:
+    path = Paths().models / name
+    if not path.is_file():
+        pytest.skip(f"{path} is absent (scripts/test fetches it)")
+    return path
