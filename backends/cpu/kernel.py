@@ -124,7 +124,7 @@ class Kernel:
 @functools.lru_cache(maxsize=1)
 def kernel_directory() -> Path:
     """Where this process keeps its kernels: one directory for its instruction set."""
-    return cache.open_directory(target.isa())
+    return cache.open_directory(target.current())
 
 
 def kernel(function: KernelFunction) -> Kernel:

@@ -1,0 +1,95 @@
+"""The threads that compute. They sleep in native code, on a pipe each, and never hold the GIL."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import numpy as np
+import numpy.typing as npt
+
+from localllm.backends.cpu import tape
+
+Int64Array = npt.NDArray[np.int64]
+
+
+class Workers:
+    """`threads` threads that run tapes together; the caller of `join` is one of them.
+
+    One caller at a time: `start` and `join` in turn, from any thread.
+    """
+
+    def __init__(self, threads: int) -> None:
+        if threads < 1:
+            raise ValueError(f"threads must be at least 1, not {threads}")
+        self.threads = threads
+        self._control = np.zeros(tape.CONTROL_WORDS, np.int64)
+        self._address = int(self._control.ctypes.data)
+        self._kept_alive: tuple[Int64Array, ...] = ()
+        tape.settle.prepare()
+        tape.start.prepare()
+        tape.join.prepare()
+        serve = tape.serve.prepare()
+        pipes = [os.pipe() for _ in range(1, threads)]
+        self._wake_fds = np.array([write for _, write in pipes], np.int64)
+        self._read_fds = [read for read, _ in pipes]
+        self._control[tape.C_THREADS] = threads
+        self._control[tape.C_WAKE_FDS] = self._wake_fds.ctypes.data
+        self._pool = [
+            threading.Thread(
+                target=serve,
+                args=(self._address, tid, read),
+                name=f"localllm-cpu-{tid}",
+                daemon=True,
+            )
+            for tid, read in enumerate(self._read_fds, start=1)
+        ]
+        for thread in self._pool:
+            thread.start()
+
+    def start(
+        self,
+        table: Int64Array,
+        sync: int,
+        first: int,
+        end: int,
+        stamps: Int64Array | None = None,
+    ) -> None:
+        """Has the workers begin with ops first..end-1 of the table; ops before are finished.
+
+        `table` is [ops, tape.ROW_WORDS]; `sync` is the address of tape.SYNC_BYTES per op, aligned
+        to a cache line, which stays valid until `settle`. `stamps` gets the time in nanoseconds
+        at which each op was finished; ops then run one after the other.
+        """
+        if not self._pool and self.threads > 1:
+            raise RuntimeError("the worker threads are closed")
+        self.settle()
+        self._kept_alive = (table,) if stamps is None else (table, stamps)
+        control = self._control
+        control[tape.C_TABLE] = table.ctypes.data
+        control[tape.C_SYNC] = sync
+        control[tape.C_FIRST] = first
+        control[tape.C_END] = end
+        control[tape.C_STAMPS] = 0 if stamps is None else stamps.ctypes.data
+        tape.start(self._address)
+
+    def join(self) -> None:
+        """Helps and returns when all ops are finished; some workers may not have noticed yet."""
+        tape.join(self._address)
+
+    def settle(self) -> None:
+        """Waits until no worker touches what the last `start` was given."""
+        tape.settle(self._address)
+
+    def close(self) -> None:
+        """Ends the threads. Nothing may be running."""
+        if not self._pool:
+            return
+        self.settle()
+        for fd in self._wake_fds.tolist():
+            os.close(fd)
+        for thread in self._pool:
+            thread.join()
+        for fd in self._read_fds:
+            os.close(fd)
+        self._pool = []
