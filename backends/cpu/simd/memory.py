@@ -113,6 +113,7 @@ scalar_load_i32 = _scalar_loader("i32", types.int32)
 scalar_load_u32 = _scalar_loader("i32", types.uint32)
 scalar_load_i64 = _scalar_loader("i64", types.int64)
 scalar_load_f32 = _scalar_loader("f32", types.float32)
+scalar_load_f64 = _scalar_loader("f64", types.float64)
 
 scalar_store_i8, scalar_store_i16 = (
     _scalar_storer("i8", types.int8),
@@ -123,6 +124,7 @@ scalar_store_i32, scalar_store_i64 = (
     _scalar_storer("i64", types.int64),
 )
 scalar_store_f32 = _scalar_storer("f32", types.float32)
+scalar_store_f64 = _scalar_storer("f64", types.float64)
 
 
 @intrinsic

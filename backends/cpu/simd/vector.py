@@ -25,6 +25,7 @@ ELEMENTS = {
     "i64": ir.IntType(64),
     "f16": ir.HalfType(),
     "f32": ir.FloatType(),
+    "f64": ir.DoubleType(),
 }
 BITS = {"i1": 1, "i8": 8, "i16": 16, "i32": 32, "i64": 64, "f16": 16, "f32": 32}
 I8, I32, I64 = ELEMENTS["i8"], ELEMENTS["i32"], ELEMENTS["i64"]
