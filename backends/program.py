@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 Rows: TypeAlias = Literal["T", "R"]
-Shard: TypeAlias = Literal["column", "row", "vocab"]
+# How a matrix is divided among devices; "none": every device has all of it.
+Shard: TypeAlias = Literal["column", "row", "vocab", "none"]
 ActivationName: TypeAlias = Literal["silu", "gelu", "gelu_tanh", "relu", "relu_squared"]
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 

@@ -1,0 +1,64 @@
+"""Metadata of a model family, read with the checks that later arithmetic relies on."""
+
+from __future__ import annotations
+
+import math
+from typing import NoReturn
+
+from localllm.errors import GGUFError
+from localllm.gguf import GGUFFile
+
+MAX_COUNT = 2**31 - 1
+
+
+class Keys:
+    """Reads `{architecture}.*`. Every refusal is a GGUFError that names the key."""
+
+    def __init__(self, file: GGUFFile) -> None:
+        self._file = file
+        self._prefix = file.architecture + "."
+
+    def has(self, name: str) -> bool:
+        return self._prefix + name in self._file.metadata
+
+    def count(self, name: str, default: int | None = None, *, low: int = 1) -> int:
+        """An integer from `low` to 2**31 - 1; required when there is no default."""
+        key = self._prefix + name
+        value = self._file.get_int(key) if default is None else self._file.get_int(key, default)
+        if not low <= value <= MAX_COUNT:
+            self.refuse(name, f"is {value}, expected {low} to {MAX_COUNT}")
+        return value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """A finite number; required when there is no default."""
+        key = self._prefix + name
+        value = self._file.get_float(key) if default is None else self._file.get_float(key, default)
+        if not math.isfinite(value):
+            self.refuse(name, f"is {value}, expected a finite number")
+        return value
+
+    def positive(self, name: str, default: float | None = None) -> float:
+        """A finite number above zero; required when there is no default."""
+        value = self.number(name, default)
+        if value <= 0:
+            self.refuse(name, f"is {value:g}, expected more than 0")
+        return value
+
+    def flag(self, name: str, default: bool) -> bool:
+        return self._file.get_bool(self._prefix + name, default)
+
+    def text(self, name: str, default: str) -> str:
+        return self._file.get_str(self._prefix + name, default)
+
+    def layer_flags(self, name: str, layers: int) -> list[bool] | None:
+        """One flag a layer, or None where the file has no such array."""
+        key = self._prefix + name
+        if not self.has(name) or isinstance(self._file.metadata[key], int):
+            return None
+        values = self._file.get_array(key)
+        if len(values) < layers:
+            self.refuse(name, f"has {len(values)} entries for {layers} layers")
+        return [bool(value) for value in values[:layers]]
+
+    def refuse(self, name: str, problem: str) -> NoReturn:
+        raise GGUFError(f"{self._file.path.name}: key {self._prefix + name!r} {problem}")

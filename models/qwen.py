@@ -1,0 +1,13 @@
+"""Qwen 2 and 3, dense and mixtures: what sets them apart is which tensors are there."""
+
+from __future__ import annotations
+
+from localllm.models.decoder import Decoder
+
+
+class Qwen2(Decoder):
+    pass
+
+
+class Qwen3(Decoder):
+    head_norms = True
