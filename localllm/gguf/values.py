@@ -204,9 +204,9 @@ class Metadata(Mapping[str, Value]):
         for index in range(count):
             cursor.subject = f"key {index + 1} of {count}"
             key = cursor.string()
-            cursor.subject = f"key {key!r}"
             if not key:
                 cursor.fail("the name is empty")
+            cursor.subject = f"key {key!r}"
             if key in self._places:
                 cursor.fail("the key occurs twice")
             value_type = cursor.value_type()
