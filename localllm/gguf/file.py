@@ -152,11 +152,12 @@ class GGUFFile:
         return value
 
     def _check_tensor_count(self) -> None:
-        expected = self.metadata.get("split.tensors.count")
-        if len(self._shards) > 1 and expected is not None and expected != len(self._tensors):
+        found = len(self._tensors)
+        expected = _split_key(self._shards[0], "split.tensors.count", found)
+        if len(self._shards) > 1 and expected != found:
             raise GGUFError(
                 f"{self.path.name}: key 'split.tensors.count' says {expected} tensors, "
-                f"the shards have {len(self._tensors)}"
+                f"the shards have {found}"
             )
 
 
@@ -166,7 +167,7 @@ def _is_string_list(value: Value) -> bool:
 
 def _shard_paths(shard: Shard) -> list[Path]:
     """All files of the set that `shard` belongs to, in order."""
-    count = shard.metadata.get("split.count", 1)
+    count = _split_key(shard, "split.count", 1)
     if count in (0, 1):
         return [shard.path]
     match = _SHARD_NAME.fullmatch(shard.path.name)
@@ -188,8 +189,17 @@ def _shard_paths(shard: Shard) -> list[Path]:
 def _check_numbering(shards: list[Shard]) -> None:
     for number, shard in enumerate(shards):
         for key, expected in (("split.no", number), ("split.count", len(shards))):
-            found = shard.metadata.get(key)
+            found = _split_key(shard, key)
             if found != expected:
                 raise GGUFError(
                     f"{shard.path.name}: key {key!r} is {found} where {expected} was expected"
                 )
+
+
+def _split_key(shard: Shard, key: str, default: int | None = None) -> int:
+    value = shard.metadata.get(key, default)
+    if value is None:
+        raise GGUFError(f"{shard.path.name}: key {key!r} is missing")
+    if not isinstance(value, int):
+        raise GGUFError(f"{shard.path.name}: key {key!r} is not an integer")
+    return value

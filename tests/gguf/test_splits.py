@@ -92,7 +92,7 @@ def test_a_broken_shard_is_named(model: Path) -> None:
     [
         (shard(2), r"00002-of-00003.gguf: key 'split.no' is 2 where 1"),
         (shard(1, claims=4), r"00002-of-00003.gguf: key 'split.count' is 4 where 3"),
-        (build.gguf(), "key 'split.no' is None where 1"),
+        (build.gguf(), "00002-of-00003.gguf: key 'split.no' is missing"),
         (shard(1, tensors=("t0",)), r"00002-of-00003.gguf: tensor 't0': another shard has it"),
         (shard(1, tensors=()), "'split.tensors.count' says 3 tensors, the shards have 2"),
     ],
@@ -111,8 +111,14 @@ def test_a_set_of_one_needs_no_name(tmp_path: Path, claims: int) -> None:
         assert file.shards == [path]
 
 
-def test_a_count_of_the_wrong_type_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("value_type", "value"),
+    [(build.STRING, build.text("3")), (build.ARRAY, build.array(build.U16, []))],
+)
+def test_a_count_of_the_wrong_type_is_refused(
+    tmp_path: Path, value_type: int, value: bytes
+) -> None:
     path = tmp_path / "model.gguf"
-    path.write_bytes(build.gguf([build.key("split.count", build.STRING, build.text("3"))]))
-    with pytest.raises(GGUFError, match=r"split.count"):
+    path.write_bytes(build.gguf([build.key("split.count", value_type, value)]))
+    with pytest.raises(GGUFError, match=r"key 'split.count' is not an integer"):
         GGUFFile.open(path)
