@@ -46,11 +46,21 @@ class StepLimits:
 class SamplingArrays:
     """One entry per logit row; see `SamplingParams` for the meaning and order of the fields.
 
+    `history_*` lists, for rows with penalties, each distinct token id of prompt and output with
+    its count in the output (0: in the prompt alone); other rows have an empty range. With z the
+    row's float32 logits after bias and penalties (first repetition, then z -= presence +
+    frequency * count where count > 0), temperature 0 takes the largest z (ties: lower id).
+
+    Otherwise tokens stand in order of falling z (ties: lower id), each with the weight
+    exp((z - largest z) / temperature), and every filter keeps a head of this order: top_k the
+    first k tokens; top_p the shortest head that has at least top_p of the weight that top_k kept;
+    min_p the tokens of weight min_p or more. The draw takes the first token at which the running
+    sum of weights exceeds u times the weight that all filters kept. Sums are float64.
+
     A row's random numbers are Philox4x32-10 with key `seed` and counter (index, choice, 0, 0),
-    the first output word giving u = (word >> 8) * 2**-24. `history_*` lists, for rows with
-    penalties, each distinct token id of prompt and output with its count in the output (0: in the
-    prompt alone); other rows have an empty range. The draw takes the first token, in order of
-    falling probability (ties: lower id), whose cumulative probability exceeds u.
+    the first output word giving u = (word >> 8) * 2**-24.
+
+    A row whose z holds NaN or +inf, or nothing above -inf, gives token -1.
     """
 
     temperature: FloatArray
