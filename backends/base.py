@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -79,6 +79,28 @@ class SamplingArrays:
     history_start: Int32Array  # [R+1] ranges in history_ids, history_counts
     history_ids: Int32Array
     history_counts: Int32Array
+
+    @classmethod
+    def greedy(cls, rows: int) -> Self:
+        """The most likely token of each row, nothing else asked for."""
+        return cls(
+            temperature=np.zeros(rows, np.float32),
+            top_k=np.zeros(rows, np.int32),
+            top_p=np.ones(rows, np.float32),
+            min_p=np.zeros(rows, np.float32),
+            repetition_penalty=np.ones(rows, np.float32),
+            presence_penalty=np.zeros(rows, np.float32),
+            frequency_penalty=np.zeros(rows, np.float32),
+            seed=np.zeros(rows, np.uint64),
+            choice=np.zeros(rows, np.uint32),
+            index=np.zeros(rows, np.uint32),
+            bias_start=np.zeros(rows + 1, np.int32),
+            bias_ids=np.zeros(0, np.int32),
+            bias_values=np.zeros(0, np.float32),
+            history_start=np.zeros(rows + 1, np.int32),
+            history_ids=np.zeros(0, np.int32),
+            history_counts=np.zeros(0, np.int32),
+        )
 
 
 @dataclass

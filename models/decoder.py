@@ -127,23 +127,20 @@ class Decoder(Recorder):
         if self.tensors.has(f"blk.{layer}.ffn_gate_inp.weight"):
             return self.experts(x, layer)
         hidden = self.keys.count("feed_forward_length")
-        blk = f"blk.{layer}"
-        if self.feed_forward_kind == "gated":
-            return self.gated(x, hidden, f"{blk}.ffn_gate", f"{blk}.ffn_up", f"{blk}.ffn_down")
-        if self.feed_forward_kind == "fused":
-            both = self.linear(x, (f"{blk}.ffn_up", 2 * hidden), shard="column")
-            gate, up = self.program.split(both, hidden, hidden)
-            inner = self.program.act_mul(gate, up, self.activation)
-        else:
-            up = self.linear(x, (f"{blk}.ffn_up", hidden), shard="column")
-            inner = self.program.activation(up, self.activation)
-        return self.linear(inner, (f"{blk}.ffn_down", self.width), shard="row")
+        gate, up, down = (f"blk.{layer}.ffn_{part}" for part in ("gate", "up", "down"))
+        if self.feed_forward_kind == "plain":
+            inner = self.linear(x, (up, hidden), shard="column")
+            inner = self.program.activation(inner, self.activation)
+            return self.linear(inner, (down, self.width), shard="row")
+        fused = self.feed_forward_kind == "fused"
+        inputs = [(up, 2 * hidden)] if fused else [(gate, hidden), (up, hidden)]
+        return self.gated(x, hidden, inputs, down)
 
-    def gated(self, x: Value, hidden: int, gate: str, up: str, down: str) -> Value:
-        both = self.linear(x, (gate, hidden), (up, hidden), shard="column")
-        inner = self.program.act_mul(
-            *self.program.split(both, hidden, hidden), act=self.activation
-        )
+    def gated(self, x: Value, hidden: int, inputs: list[tuple[str, int]], down: str) -> Value:
+        """down(act(gate) * up); the rows of `inputs` are all of gate, then all of up."""
+        both = self.linear(x, *inputs, shard="column")
+        gate, up = self.program.split(both, hidden, hidden)
+        inner = self.program.act_mul(gate, up, self.activation)
         return self.linear(inner, (down, self.width), shard="row")
 
     def experts(self, x: Value, layer: int) -> Value:

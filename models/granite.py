@@ -31,7 +31,8 @@ class Granite(Llama):
         if not hidden:
             return routed
         gate, up, down = (f"blk.{layer}.ffn_{part}_shexp" for part in ("gate", "up", "down"))
-        return self.program.add(routed, self.gated(x, hidden, gate, up, down))
+        shared = self.gated(x, hidden, [(gate, hidden), (up, hidden)], down)
+        return self.program.add(routed, shared)
 
     def output(self, x: Value) -> Value:
         return self.program.scale(super().output(x), 1.0 / self.logit_divisor)

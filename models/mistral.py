@@ -13,6 +13,4 @@ class Mistral3(Llama):
     def scale_query(self, q: Value) -> Value:
         if not self.query_growth:
             return q
-        return self.program.position_scale(
-            q, self.query_growth, self.rope_scaling.original_context
-        )
+        return self.program.position_scale(q, self.query_growth, self.rope_scaling.original_context)

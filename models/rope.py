@@ -71,8 +71,8 @@ def yarn_kept_share(dims: int, base: float, scaling: RopeScaling) -> Frequencies
 
     def pair_turning(turns: float) -> float:
         """The (fractional) pair that turns so often within the original context."""
-        return dims * math.log(scaling.original_context / (turns * 2 * math.pi)) / (
-            2 * math.log(base)
+        return (
+            dims * math.log(scaling.original_context / (turns * 2 * math.pi)) / (2 * math.log(base))
         )
 
     low = max(0, math.floor(pair_turning(scaling.beta_fast)))

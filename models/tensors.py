@@ -49,7 +49,7 @@ class Tensors:
         self.need(name, length)
         values = self._file.tensors[name].dequantize().astype(np.float64)
         if not (np.isfinite(values).all() and values.all()):
-            raise GGUFError(f"{self._file.path.name}: tensor {name!r} has entries that nothing can be divided by")
+            raise GGUFError(f"{self._file.path.name}: tensor {name!r} holds no valid divisors")
         return values
 
     def refuse_unused(self, used: Iterable[str], layers: int, spare_layers: int) -> None:
