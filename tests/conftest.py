@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from localllm.config import Paths
+from localllm.wheel_model import WheelModel
 from tests.helpers import FIXTURES, SHARED
+from tests.real_models import GEMMA3, SMOLLM2
 
 
 @pytest.fixture(scope="session")
@@ -35,17 +37,17 @@ def conformance(shared: Path) -> Path:
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
     """SmolLM2-135M-Instruct, the default model."""
-    return _real_model("SmolLM2-135M-Instruct.Q4_1.gguf")
+    return _real_model(SMOLLM2)
 
 
 @pytest.fixture(scope="session")
 def gemma3() -> Path:
     """gemma-3-270m."""
-    return _real_model("gemma-3-270m-q4_k_m.gguf")
+    return _real_model(GEMMA3)
 
 
-def _real_model(name: str) -> Path:
-    path = Paths().models / name
+def _real_model(model: WheelModel) -> Path:
+    path = Paths().models / model.file_name
     if not path.is_file():
         pytest.skip(f"{path} is absent (scripts/test fetches it)")
     return path
