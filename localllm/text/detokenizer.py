@@ -1,0 +1,61 @@
+"""Token ids to text, as they come: shows what is certain and holds back the rest."""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Iterable, Sequence
+
+from localllm.text.tokenizer import Tokenizer
+
+
+class Detokenizer:
+    """The text of one generation, which ends before the first stop string.
+
+    Held back are only the bytes of an unfinished character and what may become a stop string.
+    However the tokens are split over calls, the pieces joined are the text of all tokens
+    (`Tokenizer.decode(ids, continuation=True)`) up to the stop string that begins first; of those
+    that begin at the same place the shortest, which is complete first.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
+        if "" in stop:
+            raise ValueError("a stop string is empty")
+        self.stopped_by: str | None = None
+        self._tokenizer = tokenizer
+        self._stops = sorted(stop, key=len)
+        self._any_stop = re.compile("|".join(map(re.escape, self._stops))) if stop else None
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._held = ""
+
+    def push(self, ids: Iterable[int]) -> str:
+        """Takes the next tokens; returns what can be shown now. Nothing after a stop string."""
+        data = b"".join(map(self._tokenizer.token_bytes, ids))
+        return self._show(self._decoder.decode(data), final=False)
+
+    def finish(self) -> str:
+        """No more tokens come: returns what was held back."""
+        return self._show(self._decoder.decode(b"", final=True), final=True)
+
+    def _show(self, text: str, *, final: bool) -> str:
+        if self.stopped_by is not None:
+            return ""
+        text = self._held + text
+        possible = len(text) if final else self._first_possible_stop(text)
+        match = self._any_stop.search(text) if self._any_stop else None
+        if match and match.start() <= possible:
+            self.stopped_by = match.group()
+            self._held = ""
+            return text[: match.start()]
+        self._held = text[possible:]
+        return text[:possible]
+
+    def _first_possible_stop(self, text: str) -> int:
+        """Where the end of `text` begins that may grow into a stop string; its length if none."""
+        if not self._stops:
+            return len(text)
+        longest = len(self._stops[-1])
+        for start in range(max(0, len(text) - longest + 1), len(text)):
+            if any(stop.startswith(text[start:]) for stop in self._stops):
+                return start
+        return len(text)
