@@ -30,9 +30,11 @@ from numba.core.caching import _Cache
 from numba.core.compiler import CompileResult
 from numba.core.serialize import dumps
 
+from localllm.backends.cpu import target
 from localllm.config import Paths
 
 _KEPT_VERSIONS = 3
+_directory: Path | None = None
 _log = logging.getLogger(__name__)
 
 
@@ -53,6 +55,18 @@ def _cpu_key(isa: str) -> str:
     features = config.CPU_FEATURES or llvmlite.binding.get_host_cpu_features().flatten()
     digest = hashlib.sha256(f"{name} {features}".encode()).hexdigest()[:8]
     return f"{name}-{digest}-{isa}"
+
+
+def directory() -> Path:
+    """Where this process keeps its kernels: one directory, as it has one instruction set."""
+    return _directory or use_directory(open_directory(target.current()))
+
+
+def use_directory(path: Path) -> Path:
+    """Has all kernels from now on kept there."""
+    global _directory
+    _directory = path
+    return path
 
 
 def open_directory(isa: str, root: Path | None = None) -> Path:

@@ -23,7 +23,6 @@ import importlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ParamSpec, TypeAlias, TypeVar, cast
 
 from llvmlite import ir
@@ -31,7 +30,7 @@ from numba import njit, types
 from numba.core.ccallback import CFunc
 from numba.extending import intrinsic
 
-from localllm.backends.cpu import cache, target
+from localllm.backends.cpu import cache
 
 KernelFunction: TypeAlias = Callable[[int, int, int], None]
 Constant: TypeAlias = str | int | float | bool
@@ -115,16 +114,10 @@ class Kernel:
         return self._compiled is not None or self._cache().exists()
 
     def _cache(self) -> cache.DiskCache:
-        return cache.DiskCache(kernel_directory(), self.name)
+        return cache.DiskCache(cache.directory(), self.name)
 
     def __repr__(self) -> str:
         return f"<Kernel {self.function.__qualname__}>"
-
-
-@functools.lru_cache(maxsize=1)
-def kernel_directory() -> Path:
-    """Where this process keeps its kernels: one directory for its instruction set."""
-    return cache.open_directory(target.current())
 
 
 def kernel(function: KernelFunction) -> Kernel:
@@ -172,7 +165,7 @@ class Native:
         """Compiles now, or reads from disk; returns what `__call__` calls, without its check."""
         if self._dispatcher is None:
             dispatcher = njit(nogil=True, **_OPTIONS)(self._function)
-            dispatcher._cache = cache.DiskCache(kernel_directory(), self.origin.key())
+            dispatcher._cache = cache.DiskCache(cache.directory(), self.origin.key())
             dispatcher.compile(self._signature)
             dispatcher.disable_compile()
             self._dispatcher = dispatcher

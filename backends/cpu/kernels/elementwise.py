@@ -48,17 +48,18 @@ class ElementwiseArgs(Arguments):
     y: int = 0
     y_stride: int = 0
     factor: float = 0.0
+    per_row: int = 1  # rows of x for each row of the step (experts in use)
 
 
-_OUT, _OUT_STRIDE, _ROWS, _WIDTH, _X, _X_STRIDE, _Y, _Y_STRIDE, _FACTOR = range(
-    FIRST_WORD, FIRST_WORD + 9
+_OUT, _OUT_STRIDE, _ROWS, _WIDTH, _X, _X_STRIDE, _Y, _Y_STRIDE, _FACTOR, _PER_ROW = range(
+    FIRST_WORD, FIRST_WORD + 10
 )
 
 
 @helper
 def _spans(args: int) -> int:
-    width = arg_i64(args, _WIDTH)
-    return row_count(args, arg_i64(args, _ROWS)) * ((width + SPAN - 1) // SPAN)
+    rows = row_count(args, arg_i64(args, _ROWS)) * arg_i64(args, _PER_ROW)
+    return rows * ((arg_i64(args, _WIDTH) + SPAN - 1) // SPAN)
 
 
 @helper

@@ -1,0 +1,128 @@
+"""Lowering of rotary positions, attention and sampling."""
+
+from __future__ import annotations
+
+from localllm.backends.cpu.builder import FLOAT_BYTES, Builder, Operand
+from localllm.backends.cpu.kernels import attention, kv, rope, sampling
+from localllm.backends.cpu.plan import Buffer, Region, whole
+from localllm.backends.program import Attention, Rope, RopeTable
+
+
+def lower_rope(build: Builder, op: Rope) -> None:
+    out, x = build.operand(op.out), build.operand(op.x)
+    table, pairs = _rope_table(build, op.table), len(op.table.inv_freq)
+    build.call(
+        rope.rope,
+        lambda: rope.RopeArgs(
+            x=x.address,
+            x_stride=x.stride,
+            out=out.address,
+            out_stride=out.stride,
+            heads=x.width // op.head_dim,
+            head_dim=op.head_dim,
+            pairs=pairs,
+            interleaved=op.table.interleaved,
+            table=table.address,
+        ),
+        reads=[x.region, whole(table)],
+        writes=[out.region],
+    )
+
+
+def _rope_table(build: Builder, table: RopeTable) -> Buffer:
+    """The step's cosines and sines of a table, computed where they are first needed."""
+    if found := build.rope_tables.get(table):
+        return found
+    pairs = len(table.inv_freq)
+    buffer = Buffer(build.limits.tokens * rope.table_floats(pairs) * FLOAT_BYTES)
+    inv_freq = build.constant(table.inv_freq)
+    build.call(
+        rope.rope_table,
+        lambda: rope.RopeTableArgs(
+            inv_freq, pairs, float(table.scale), table.interleaved, buffer.address
+        ),
+        writes=[whole(buffer)],
+    )
+    build.rope_tables[table] = buffer
+    return buffer
+
+
+def lower_attention(build: Builder, op: Attention) -> None:
+    """Stores the step's keys and values, then attends; both take turns on the layer's cache."""
+    out, q, k, v = map(build.operand, (op.out, op.q, op.k, op.v))
+    group = build.program.kv_groups[op.group]
+    layer = group.layers[op.layer]
+    heads = q.width // op.head_dim
+    cached = Region(build.cache_turns[op.group], op.layer, op.layer + 1)
+    build.call(
+        kv.kv_store,
+        lambda: kv.StoreArgs(
+            k=k.address,
+            k_stride=k.stride,
+            v=v.address,
+            v_stride=v.stride,
+            cache=build.caches[op.group].layer_address(op.layer),
+            block_bytes=kv.group_block_bytes(group),
+            head_bytes=kv.head_bytes(layer),
+            group=op.group,
+            kv_heads=layer.kv_heads,
+            key_dim=op.head_dim,
+            value_dim=op.value_dim,
+        ),
+        reads=[k.region, v.region],
+        writes=[cached],
+    )
+    build.need_scratch(attention.scratch_bytes(heads, layer.kv_heads, op.head_dim, op.value_dim))
+    parts = build.attention_parts
+    parts_bytes = attention.parts_bytes(
+        build.threads, build.limits.context, heads, layer.kv_heads, op.value_dim
+    )
+    parts.n_bytes = max(parts.n_bytes, parts_bytes)
+    sinks, _ = build.weights.vector(op.sinks)
+    build.call(
+        attention.attend,
+        lambda: attention.AttendArgs(
+            q=q.address,
+            q_stride=q.stride,
+            out=out.address,
+            out_stride=out.stride,
+            cache=build.caches[op.group].layer_address(op.layer),
+            block_bytes=kv.group_block_bytes(group),
+            head_bytes=kv.head_bytes(layer),
+            group=op.group,
+            heads=heads,
+            kv_heads=layer.kv_heads,
+            key_dim=op.head_dim,
+            value_dim=op.value_dim,
+            scale=float(op.scale),
+            window=op.window or 0,
+            softcap=float(op.softcap or 0.0),
+            sinks=sinks,
+            scratch=build.scratch_address,
+            scratch_bytes=build.scratch_bytes,
+            parts=parts.address,
+            parts_bytes=parts.n_bytes,
+        ),
+        reads=[q.region, cached],
+        writes=[out.region, whole(parts)],
+    )
+
+
+def lower_sampling(build: Builder, logits: Operand) -> Buffer:
+    """Draws a token for each row; returns the buffer of int32 tokens [R]."""
+    tokens = Buffer(build.limits.logit_rows * 4)
+    build.need_scratch(sampling.scratch_bytes(logits.width))
+    build.call(
+        sampling.sample,
+        lambda: sampling.SampleArgs(
+            logits=logits.address,
+            logits_stride=logits.stride,
+            vocab=logits.width,
+            tokens=tokens.address,
+            scratch=build.scratch_address,
+            scratch_bytes=build.scratch_bytes,
+        ),
+        reads=[logits.region],
+        writes=[whole(tokens)],
+    )
+    return tokens

@@ -1,0 +1,129 @@
+"""Lowering of the ops that work on one row, or one element, at a time."""
+
+from __future__ import annotations
+
+from localllm.backends.cpu.builder import Builder, Operand
+from localllm.backends.cpu.kernel import Kernel
+from localllm.backends.cpu.kernels import elementwise, rows
+from localllm.backends.cpu.kernels.elementwise import ElementwiseArgs
+from localllm.backends.cpu.kernels.norm import NormArgs, norm
+from localllm.backends.cpu.kernels.rows import RowsArgs
+from localllm.backends.program import (
+    Activation,
+    ActMul,
+    Add,
+    Norm,
+    PositionScale,
+    Scale,
+    SelectRows,
+    Softcap,
+)
+
+
+def lower_add(build: Builder, op: Add) -> None:
+    binary(build, elementwise.add(), *map(build.operand, (op.out, op.a, op.b)))
+
+
+def lower_act_mul(build: Builder, op: ActMul) -> None:
+    binary(build, elementwise.act_mul(op.act), *map(build.operand, (op.out, op.gate, op.up)))
+
+
+def lower_scale(build: Builder, op: Scale) -> None:
+    unary(build, elementwise.scale(), build.operand(op.out), build.operand(op.x), op.factor)
+
+
+def lower_softcap(build: Builder, op: Softcap) -> None:
+    unary(build, elementwise.softcap(), build.operand(op.out), build.operand(op.x), op.cap)
+
+
+def lower_activation(build: Builder, op: Activation) -> None:
+    unary(build, elementwise.activation(op.act), build.operand(op.out), build.operand(op.x))
+
+
+def unary(build: Builder, kernel: Kernel, out: Operand, x: Operand, factor: float = 0.0) -> None:
+    build.call(
+        kernel,
+        lambda: ElementwiseArgs(
+            out.address, out.stride, x.rows, x.width, x.address, x.stride, factor=float(factor)
+        ),
+        reads=[x.region],
+        writes=[out.region],
+    )
+
+
+def binary(
+    build: Builder, kernel: Kernel, out: Operand, x: Operand, y: Operand, per_row: int = 1
+) -> None:
+    build.call(
+        kernel,
+        lambda: ElementwiseArgs(
+            out.address,
+            out.stride,
+            x.rows,
+            x.width,
+            x.address,
+            x.stride,
+            y.address,
+            y.stride,
+            per_row=per_row,
+        ),
+        reads=[x.region, y.region],
+        writes=[out.region],
+    )
+
+
+def lower_norm(build: Builder, op: Norm) -> None:
+    out, x = build.operand(op.out), build.operand(op.x)
+    weight, weight_size = build.weights.vector(op.weight)
+    bias, bias_size = build.weights.vector(op.bias)
+    for name, size in ((op.weight, weight_size), (op.bias, bias_size)):
+        if name is not None and size not in (op.group, x.width):
+            raise ValueError(f"{name} has {size} entries for {x.width} columns in {op.group}s")
+    build.call(
+        norm(op.kind, op.weight is not None, op.bias is not None),
+        lambda: NormArgs(
+            out=out.address,
+            out_stride=out.stride,
+            rows=x.rows,
+            width=x.width,
+            x=x.address,
+            x_stride=x.stride,
+            group=op.group,
+            weight=weight,
+            weight_step=op.group if weight_size > op.group else 0,
+            bias=bias,
+            bias_step=op.group if bias_size > op.group else 0,
+            eps=float(op.eps),
+        ),
+        reads=[x.region],
+        writes=[out.region],
+    )
+
+
+def lower_select_rows(build: Builder, op: SelectRows) -> None:
+    out, x = build.operand(op.out), build.operand(op.x)
+    build.call(
+        rows.select_rows,
+        lambda: RowsArgs(out.address, out.stride, x.width, x.address, x.stride),
+        reads=[x.region],
+        writes=[out.region],
+    )
+
+
+def lower_position_scale(build: Builder, op: PositionScale) -> None:
+    out, x = build.operand(op.out), build.operand(op.x)
+    build.call(
+        rows.position_scale,
+        lambda: RowsArgs(
+            out.address,
+            out.stride,
+            x.width,
+            x.address,
+            x.stride,
+            float(op.beta),
+            float(op.floor_scale),
+            float(op.offset),
+        ),
+        reads=[x.region],
+        writes=[out.region],
+    )

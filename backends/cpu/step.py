@@ -1,0 +1,124 @@
+"""A compiled program: one batch through the tape."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_right
+
+import numpy as np
+import numpy.typing as npt
+
+from localllm.backends.base import BLOCK_TOKENS, Batch, Int32Array, StepLimits
+from localllm.backends.cpu import batch
+from localllm.backends.cpu import kernel as k
+from localllm.backends.cpu.builder import FLOAT_BYTES, Operand
+from localllm.backends.cpu.lower import Lowered
+from localllm.backends.cpu.memory import aligned_bytes, round_up
+from localllm.backends.cpu.tape import ROW_WORDS, SYNC_BYTES
+from localllm.backends.cpu.workers import Workers
+from localllm.backends.program import FloatArray
+
+
+class CpuStep:
+    """Runs batches with the workers of a backend; see `backends.base.Step`.
+
+    `submit` starts the other threads and returns; `collect` helps them until all is done.
+    """
+
+    def __init__(self, lowered: Lowered, limits: StepLimits, workers: Workers) -> None:
+        self._lowered, self._limits, self._workers = lowered, limits, workers
+        self._vocab = lowered.logits.width
+        plan = lowered.builder.plan
+        self._workspace = aligned_bytes(plan.workspace_bytes)
+        plan.bind(int(self._workspace.ctypes.data))
+        self._header = np.zeros(k.HEADER_WORDS, np.int64)
+        self._header[k.H_THREADS] = workers.threads
+        self._sync = aligned_bytes(SYNC_BYTES * len(plan.calls))
+        self._sync_address = int(self._sync.ctypes.data)
+        self._blocks = self._argument_blocks()
+        self._table = self._make_table()
+        self._last_call = _last_calls(lowered)
+        self._batch: Batch | None = None  # keeps its arrays alive while the threads read them
+        self._rows = 0
+
+    def _argument_blocks(self) -> npt.NDArray[np.int64]:
+        words = [call.arguments().words() for call in self._lowered.builder.plan.calls]
+        width = round_up(2 + max(map(len, words)), k.CACHE_LINE // 8)
+        blocks = np.zeros((len(words), width), np.int64)
+        blocks[:, 0] = self._header.ctypes.data
+        blocks[:, 1] = self._sync_address + SYNC_BYTES * np.arange(len(words))
+        for block, own in zip(blocks, words, strict=True):
+            block[2 : 2 + len(own)] = own
+        return blocks
+
+    def _make_table(self) -> npt.NDArray[np.int64]:
+        plan = self._lowered.builder.plan
+        table = np.zeros((len(plan.calls), ROW_WORDS), np.int64)
+        table[:, 0] = [call.kernel.address for call in plan.calls]
+        table[:, 1] = self._blocks.ctypes.data + self._blocks.strides[0] * np.arange(len(table))
+        table[:, 2] = plan.needs
+        return table
+
+    def warmup(self) -> None:
+        groups = len(self._lowered.builder.caches)
+        for tokens in (min(BLOCK_TOKENS, self._limits.tokens), 1):
+            self.submit(batch.first_tokens(tokens, groups))
+            self.collect()
+
+    def submit(self, batch: Batch) -> None:
+        self._prepare(batch)
+        self._workers.start(self._table, self._sync_address, 0, len(self._table))
+
+    def collect(self) -> Int32Array:
+        self._workers.join()
+        at = self._lowered.tokens.offset
+        return self._workspace[at : at + 4 * self._rows].view(np.int32).copy()
+
+    def logits(self) -> FloatArray:
+        return self._view(self._lowered.logits, self._rows)
+
+    def trace(self, batch: Batch) -> list[FloatArray]:
+        self._prepare(batch)
+        results, first = [], 0
+        for output, last in zip(self._lowered.outputs, self._last_call, strict=True):
+            self._workers.start(self._table, self._sync_address, first, last)
+            self._workers.join()
+            rows = self._rows if output.rows == k.ROWS_LOGITS else batch.ids.size
+            results.append(self._view(output, rows).copy())
+            first = last
+        return results
+
+    def profile(self, batch: Batch) -> list[tuple[str, int]]:
+        """Runs the batch one call at a time; returns each call's kernel and nanoseconds."""
+        self._prepare(batch)
+        stamps = np.zeros(len(self._table), np.int64)
+        begin = time.perf_counter_ns()
+        self._workers.start(self._table, self._sync_address, 0, len(self._table), stamps)
+        self._workers.join()
+        names = [call.kernel.name for call in self._lowered.builder.plan.calls]
+        return list(zip(names, np.diff(stamps, prepend=begin).tolist(), strict=True))
+
+    def _view(self, operand: Operand, rows: int) -> FloatArray:
+        start = operand.buffer.offset
+        matrix = self._workspace[start : start + rows * operand.stride * FLOAT_BYTES]
+        floats = matrix.view(np.float32).reshape(rows, operand.stride)
+        return floats[:, operand.offset : operand.offset + operand.width]
+
+    def _prepare(self, data: Batch) -> None:
+        """Points the step's header at the batch's arrays."""
+        blocks = [cache.n_blocks for cache in self._lowered.builder.caches]
+        batch.check(data, self._limits, self._vocab, blocks)
+        self._workers.settle()  # a late thread may still look at the last batch
+        self._batch, self._rows = data, data.logit_rows.size
+        header = self._header
+        header[:3] = (data.ids.size, data.seq_lens.size, data.logit_rows.size)
+        header[3:10] = batch.addresses(batch.step_arrays(data))
+        header[k.H_TABLE_BLOCKS] = data.block_tables.shape[2]
+        sampling = batch.addresses(batch.sampling_arrays(data))
+        header[k.H_SAMPLING : k.H_SAMPLING + len(sampling)] = sampling
+
+
+def _last_calls(lowered: Lowered) -> list[int]:
+    """For each op of the program, the number of calls up to its end."""
+    calls = lowered.builder.plan.calls
+    return [bisect_right(calls, op, key=lambda call: call.op) for op in range(len(lowered.outputs))]

@@ -1,0 +1,197 @@
+"""Weights in memory: read from the mapped file piece by piece and packed for the kernels."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from localllm.backends.base import ProgressFn
+from localllm.backends.cpu.matmul import FORMATS, WeightFormat, storage_type
+from localllm.backends.cpu.memory import ByteArray, aligned_bytes, round_up
+from localllm.backends.program import Attention, FloatArray, Linear, Norm, Program
+from localllm.errors import GGUFError
+from localllm.gguf import Tensor, TensorType
+
+ROW_BLOCK = 8  # rows that a packed layout interleaves
+_SLAB_BYTES = 16 << 20  # of the file, read and dropped at once
+_CONVERTED_SLAB_BYTES = 1 << 20  # becomes many times as much on its way through float32
+_PROGRESS_SECONDS = 1.0
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A packed matrix, or `experts` of them (0: just one), each `expert_bytes` long."""
+
+    format: WeightFormat
+    address: int
+    rows: int
+    cols: int
+    experts: int
+    expert_bytes: int
+
+
+class Weights:
+    """A program's weights. Addresses stay valid for as long as this object lives."""
+
+    def __init__(self, arena: ByteArray) -> None:
+        self._arena = arena
+        self.n_bytes = arena.nbytes
+        self.matrices: dict[str, Matrix] = {}
+        self._vectors: dict[str, FloatArray] = {}
+
+    def add_vector(self, name: str, values: FloatArray) -> None:
+        self._vectors[name] = values
+        self.n_bytes += values.nbytes
+
+    def vector(self, name: str | None) -> tuple[int, int]:
+        """Address and length of a float32 vector; zeros for None."""
+        if name is None:
+            return 0, 0
+        values = self._vectors[name]
+        return int(values.ctypes.data), values.size
+
+
+def load_weights(
+    program: Program, tensors: Mapping[str, Tensor], threads: int, progress: ProgressFn
+) -> Weights:
+    """Packs every weight that the program names.
+
+    Resident memory grows with what has been packed; the file's pages are dropped on the way.
+    """
+    vectors = _vector_names(program)
+    names = program.weights()
+    for name in names:
+        if name not in tensors:
+            raise GGUFError(f"tensor {name!r} is missing")
+    matrices = [tensors[name] for name in names if name not in vectors]
+    plans = [_MatrixPlan(tensor) for tensor in matrices]
+    _report_conversions(plans, progress)
+    weights = Weights(aligned_bytes(sum(plan.n_bytes for plan in plans), huge_pages=True))
+    offset, meter = 0, _Meter(progress, sum(tensor.n_bytes for tensor in matrices))
+    with ThreadPoolExecutor(threads, "localllm-load") as pool:
+        for plan in plans:
+            out = weights._arena[offset : offset + plan.n_bytes]
+            plan.pack(out, pool, threads)
+            weights.matrices[plan.tensor.name] = plan.matrix(int(out.ctypes.data))
+            offset += plan.n_bytes
+            meter.advance(plan.tensor.n_bytes)
+    for name in names:
+        if name in vectors:
+            weights.add_vector(name, np.array(tensors[name].dequantize(), np.float32).ravel())
+            tensors[name].drop_pages()
+    return weights
+
+
+def _vector_names(program: Program) -> set[str]:
+    """Weights that are used as float32 vectors, by what the ops do with them."""
+    names: set[str | None] = set()
+    for op in program.ops:
+        if isinstance(op, Norm):
+            names |= {op.weight, op.bias}
+        elif isinstance(op, Linear):
+            names |= set(op.biases)
+        elif isinstance(op, Attention):
+            names.add(op.sinks)
+    return {name for name in names if name is not None}
+
+
+class _MatrixPlan:
+    """How one tensor becomes packed matrices."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        if len(tensor.shape) not in (2, 3):
+            raise GGUFError(f"tensor {tensor.name!r} has shape {tensor.shape}, not a matrix's")
+        self.tensor = tensor
+        self.stored_as = storage_type(tensor.type)
+        self.format = FORMATS[self.stored_as]
+        self.rows, self.cols = tensor.shape[-2:]
+        self.experts = tensor.shape[0] if len(tensor.shape) == 3 else 0
+        self.expert_bytes = round_up(self.format.packed_bytes(self.rows, self.cols))
+        self.n_bytes = max(1, self.experts) * self.expert_bytes
+
+    def matrix(self, address: int) -> Matrix:
+        return Matrix(self.format, address, self.rows, self.cols, self.experts, self.expert_bytes)
+
+    def pack(self, out: ByteArray, pool: ThreadPoolExecutor, threads: int) -> None:
+        raw = self.tensor.raw()
+        converted = self.stored_as != self.tensor.type
+        slab_bytes = _CONVERTED_SLAB_BYTES * threads if converted else _SLAB_BYTES
+        slab_rows = max(1, slab_bytes // (raw.shape[1] * ROW_BLOCK)) * ROW_BLOCK
+        pending = 0
+        for expert in range(max(1, self.experts)):
+            packed = out[expert * self.expert_bytes : (expert + 1) * self.expert_bytes]
+            for first in range(0, self.rows, slab_rows):
+                last = min(first + slab_rows, self.rows)
+                source = raw[expert * self.rows + first : expert * self.rows + last]
+                target = packed[self.format.packed_bytes(first, self.cols) :]
+                self._pack_slab(source, target, pool, threads)
+                pending += source.nbytes
+                if pending >= _SLAB_BYTES:
+                    self.tensor.drop_pages()
+                    pending = 0
+        self.tensor.drop_pages()
+
+    def _pack_slab(
+        self, source: ByteArray, out: ByteArray, pool: ThreadPoolExecutor, threads: int
+    ) -> None:
+        """Packs rows that start at a block boundary, every thread some of the blocks."""
+        blocks = -(-source.shape[0] // ROW_BLOCK)
+        bounds = [blocks * i // threads for i in range(threads + 1)]
+
+        def pack(first: int, last: int) -> None:
+            part = source[first * ROW_BLOCK : last * ROW_BLOCK]
+            if self.stored_as != self.tensor.type:
+                part = _convert(part, self.tensor, self.stored_as)
+            to = out[self.format.packed_bytes(first * ROW_BLOCK, self.cols) :]
+            self.format.pack(part, part.shape[0], self.cols, to, 0, last - first)
+
+        list(pool.map(pack, bounds[:-1], bounds[1:]))
+
+
+def _convert(source: ByteArray, tensor: Tensor, target: TensorType) -> ByteArray:
+    """Rows of a format without kernels in one that has them."""
+    from gguf import GGMLQuantizationType, quants  # slow to import, and seldom needed
+
+    try:
+        with np.errstate(all="ignore"):  # damaged weights may hold infinities and NaN
+            values = quants.dequantize(source, GGMLQuantizationType(tensor.type))
+            packed = quants.quantize(values, GGMLQuantizationType(target))
+    except (NotImplementedError, ValueError) as error:
+        name = tensor.type.name
+        raise GGUFError(f"tensor {tensor.name!r}: cannot convert {name}") from error
+    return packed.view(np.uint8).reshape(source.shape[0], -1)
+
+
+def _report_conversions(plans: Iterable[_MatrixPlan], progress: ProgressFn) -> None:
+    """Says what is not computed in its own format, once for each pair of formats."""
+    found: dict[tuple[TensorType, TensorType], list[str]] = {}
+    for plan in plans:
+        if plan.stored_as != plan.tensor.type:
+            found.setdefault((plan.tensor.type, plan.stored_as), []).append(plan.tensor.name)
+    for (original, stored_as), names in found.items():
+        others = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        text = f"{names[0]}{others}: {original.name} is computed as {stored_as.name}"
+        _log.info(text)
+        progress(text)
+
+
+class _Meter:
+    """A progress line now and then."""
+
+    def __init__(self, progress: ProgressFn, total: int) -> None:
+        self._progress, self._total, self._done = progress, total, 0
+        self._said = time.monotonic()
+
+    def advance(self, n_bytes: int) -> None:
+        self._done += n_bytes
+        if time.monotonic() - self._said >= _PROGRESS_SECONDS:
+            self._said = time.monotonic()
+            percent = math.floor(100 * self._done / self._total)
+            self._progress(f"loading weights: {percent} % of {self._total >> 20} MiB")
