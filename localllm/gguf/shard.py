@@ -12,7 +12,7 @@ from pathlib import Path
 from localllm.errors import GGUFError
 from localllm.gguf.blocks import TensorType, block_size, row_bytes
 from localllm.gguf.tensor import Tensor
-from localllm.gguf.values import Cursor, Metadata
+from localllm.gguf.values import Cursor, Metadata, quoted
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -52,7 +52,7 @@ class Shard:
         infos = [_read_tensor_info(cursor, index, count) for index in range(count)]
         data_start = -(-cursor.offset // alignment) * alignment
         for name, tensor_type, shape, offset in infos:
-            cursor.subject = f"tensor {name!r}"
+            cursor.subject = f"tensor {quoted(name)}"
             if name in tensors:
                 cursor.fail("the name occurs twice")
             if offset % alignment:
@@ -66,8 +66,8 @@ class Shard:
         starts.sort(key=lambda item: item[0])
         for (start, tensor), (following, other) in pairwise(starts):
             if start + tensor.n_bytes > following:
-                cursor.subject = f"tensor {other.name!r}"
-                cursor.fail(f"its data overlaps that of {tensor.name!r}")
+                cursor.subject = f"tensor {quoted(other.name)}"
+                cursor.fail(f"its data overlaps that of {quoted(tensor.name)}")
         return tensors
 
     def _alignment(self, cursor: Cursor) -> int:
@@ -108,7 +108,7 @@ def _read_tensor_info(
 ) -> tuple[str, TensorType, tuple[int, ...], int]:
     cursor.subject = f"tensor {index + 1} of {count}"
     name = cursor.string()
-    cursor.subject = f"tensor {name!r}"
+    cursor.subject = f"tensor {quoted(name)}"
     n_dims = cursor.u32()
     if not 1 <= n_dims <= _MAX_DIMS:
         cursor.fail(f"it has {n_dims} dimensions instead of 1 to {_MAX_DIMS}")

@@ -54,6 +54,11 @@ _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
 
 
+def quoted(name: str) -> str:
+    """A name for an error message; a damaged file may have very long ones."""
+    return repr(name if len(name) <= 80 else f"{name[:77]}...")
+
+
 class Cursor:
     """Reads the mapped file front to back; no step leaves the file.
 
@@ -206,7 +211,7 @@ class Metadata(Mapping[str, Value]):
             key = cursor.string()
             if not key:
                 cursor.fail("the name is empty")
-            cursor.subject = f"key {key!r}"
+            cursor.subject = f"key {quoted(key)}"
             if key in self._places:
                 cursor.fail("the key occurs twice")
             value_type = cursor.value_type()
@@ -216,7 +221,7 @@ class Metadata(Mapping[str, Value]):
     def __getitem__(self, key: str) -> Value:
         if key not in self._values:
             value_type, offset = self._places[key]
-            cursor = Cursor(self._data, self._file, offset, f"key {key!r}")
+            cursor = Cursor(self._data, self._file, offset, f"key {quoted(key)}")
             self._values[key] = read_value(cursor, value_type)
         return self._values[key]
 

@@ -48,6 +48,7 @@ FILES: list[tuple[str, bytes, str]] = [
     ("key not UTF-8", one_key(build.U8, b"\1", b"\xff\xfe"), "key 1 of 1: .* not valid UTF-8"),
     ("empty key", one_key(build.U8, b"\1", ""), "the name is empty"),
     ("duplicate key", build.gguf([build.key("a", build.U8, b"\1")] * 2), "key 'a': .* twice"),
+    ("long key", one_key(99, b"", "k" * 99), f"key '{'k' * 77}...': unknown value type 99"),
     ("unknown value type", one_key(13, bytes(8)), "key 'some.key': unknown value type 13"),
     ("unknown element type", one_key(build.ARRAY, build.array(99, [])), "'some.key': unknown"),
     ("cut scalar", one_key(build.U64, b"\1" * 8)[:51], "key 'some.key': 8 bytes .* past"),
