@@ -8,8 +8,26 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from numba import from_dtype, types
 
 from localllm.backends.base import BLOCK_TOKENS, Batch, SamplingArrays, StepLimits
+from localllm.backends.cpu.kernel import (
+    H_BLOCK_TABLES,
+    H_IDS,
+    H_LOGIT_ROW_IDS,
+    H_LOGIT_ROWS,
+    H_POSITIONS,
+    H_QUERY_START,
+    H_SAMPLING,
+    H_SEQ_LENS,
+    H_SEQS,
+    H_SLOTS,
+    H_TABLE_BLOCKS,
+    H_TOKENS,
+    helper,
+    native,
+)
+from localllm.backends.cpu.simd import address_of
 
 Array = npt.NDArray[Any]
 
@@ -39,29 +57,172 @@ _PER_ROW = tuple(_SAMPLING_TYPES)[:10]
 assert tuple(_SAMPLING_TYPES) == tuple(f.name for f in fields(SamplingArrays))
 
 
-def addresses(arrays: Sequence[Array]) -> list[int]:
-    return [array.__array_interface__["data"][0] for array in arrays]
+def fill_header(
+    header: Array, batch: Batch, limits: StepLimits, vocab: int, n_blocks: Sequence[int]
+) -> None:
+    """Sets a step header's sizes, and points it at the batch's arrays.
+
+    Raises ValueError for a batch that would make the kernels leave their memory.
+    """
+    bounds = np.array(
+        [limits.tokens, limits.seqs, limits.logit_rows, limits.context, vocab, *n_blocks], np.int64
+    )
+    sampling = batch.sampling
+    try:
+        good = _fill_header(
+            header,
+            bounds,
+            batch.ids,
+            batch.positions,
+            batch.query_start,
+            batch.seq_lens,
+            batch.logit_rows,
+            batch.slots,
+            batch.block_tables,
+            *[getattr(sampling, name) for name in _SAMPLING_TYPES],
+        )
+    except TypeError:  # an array of another type or layout
+        good = False
+    if not good:
+        check(batch, limits, vocab, n_blocks)
+        raise ValueError("bad batch")
 
 
-def step_arrays(batch: Batch) -> list[Array]:
-    """The batch's own arrays, in the order of the step header."""
-    return [
-        batch.ids,
-        batch.positions,
-        batch.query_start,
-        batch.seq_lens,
-        batch.logit_rows,
-        batch.slots,
-        batch.block_tables,
-    ]
+_INTS = types.int32[::1]
 
 
-def sampling_arrays(batch: Batch) -> list[Array]:
-    return [getattr(batch.sampling, name) for name in _SAMPLING_TYPES]
+@helper
+def _within(values: Array, end: int) -> bool:
+    good = True
+    for value in values:
+        good &= 0 <= value < end
+    return good
+
+
+@helper
+def _step_is_good(
+    bounds: Array,
+    ids: Array,
+    positions: Array,
+    query_start: Array,
+    seq_lens: Array,
+    logit_rows: Array,
+    slots: Array,
+    tables: Array,
+) -> bool:
+    """The checks of `check`, quickly."""
+    tokens, seqs, groups = ids.size, seq_lens.size, bounds.size - 5
+    if tokens == 0 or seqs == 0 or tokens > bounds[0] or seqs > bounds[1]:
+        return False
+    if logit_rows.size > bounds[2] or positions.size != tokens or query_start.size != seqs + 1:
+        return False
+    if slots.shape != (groups, tokens) or tables.shape[0] != groups or tables.shape[1] != seqs:
+        return False
+    if query_start[0] != 0 or query_start[seqs] != tokens:
+        return False
+    for group in range(groups):
+        if not _within(slots[group], bounds[5 + group] * BLOCK_TOKENS):
+            return False
+        for seq in range(seqs):
+            for block in tables[group, seq]:
+                if block >= bounds[5 + group]:
+                    return False
+    return (
+        _within(ids, bounds[4])
+        and _within(positions, bounds[3])
+        and _within(seq_lens, bounds[3] + 1)
+        and _within(logit_rows, tokens)
+    )
+
+
+@native(
+    types.boolean(
+        types.int64[::1],
+        types.int64[::1],
+        *[_INTS] * 5,
+        types.int32[:, ::1],
+        types.int32[:, :, ::1],
+        *[from_dtype(dtype)[::1] for dtype in _SAMPLING_TYPES.values()],
+    )
+)
+def _fill_header(
+    header: Array,
+    bounds: Array,
+    ids: Array,
+    positions: Array,
+    query_start: Array,
+    seq_lens: Array,
+    logit_rows: Array,
+    slots: Array,
+    tables: Array,
+    temperature: Array,
+    top_k: Array,
+    top_p: Array,
+    min_p: Array,
+    repetition_penalty: Array,
+    presence_penalty: Array,
+    frequency_penalty: Array,
+    seed: Array,
+    choice: Array,
+    index: Array,
+    bias_start: Array,
+    bias_ids: Array,
+    bias_values: Array,
+    history_start: Array,
+    history_ids: Array,
+    history_counts: Array,
+) -> bool:
+    """Native, since asking numpy for 23 addresses takes longer than a small op."""
+    header[H_TOKENS], header[H_SEQS], header[H_LOGIT_ROWS] = (
+        ids.size,
+        seq_lens.size,
+        logit_rows.size,
+    )
+    header[H_IDS], header[H_POSITIONS] = address_of(ids), address_of(positions)
+    header[H_QUERY_START], header[H_SEQ_LENS] = address_of(query_start), address_of(seq_lens)
+    header[H_LOGIT_ROW_IDS] = address_of(logit_rows)
+    header[H_SLOTS], header[H_BLOCK_TABLES] = address_of(slots), address_of(tables)
+    header[H_TABLE_BLOCKS] = tables.shape[2]
+    header[H_SAMPLING + 0] = address_of(temperature)
+    header[H_SAMPLING + 1] = address_of(top_k)
+    header[H_SAMPLING + 2] = address_of(top_p)
+    header[H_SAMPLING + 3] = address_of(min_p)
+    header[H_SAMPLING + 4] = address_of(repetition_penalty)
+    header[H_SAMPLING + 5] = address_of(presence_penalty)
+    header[H_SAMPLING + 6] = address_of(frequency_penalty)
+    header[H_SAMPLING + 7] = address_of(seed)
+    header[H_SAMPLING + 8] = address_of(choice)
+    header[H_SAMPLING + 9] = address_of(index)
+    header[H_SAMPLING + 10] = address_of(bias_start)
+    header[H_SAMPLING + 11] = address_of(bias_ids)
+    header[H_SAMPLING + 12] = address_of(bias_values)
+    header[H_SAMPLING + 13] = address_of(history_start)
+    header[H_SAMPLING + 14] = address_of(history_ids)
+    header[H_SAMPLING + 15] = address_of(history_counts)
+    rows = logit_rows.size
+    sizes_are_good = (
+        temperature.size == rows
+        and top_k.size == rows
+        and top_p.size == rows
+        and min_p.size == rows
+        and repetition_penalty.size == rows
+        and presence_penalty.size == rows
+        and frequency_penalty.size == rows
+        and seed.size == rows
+        and choice.size == rows
+        and index.size == rows
+        and bias_start.size == rows + 1
+        and history_start.size == rows + 1
+        and bias_ids.size == bias_values.size
+        and history_ids.size == history_counts.size
+    )
+    return sizes_are_good and _step_is_good(
+        bounds, ids, positions, query_start, seq_lens, logit_rows, slots, tables
+    )
 
 
 def check(batch: Batch, limits: StepLimits, vocab: int, n_blocks: Sequence[int]) -> None:
-    """Raises ValueError for a batch that would make native code leave its memory."""
+    """Raises a ValueError that says what is wrong with the batch, if anything is."""
     for problem in _problems(batch, limits, vocab, n_blocks):
         raise ValueError(f"bad batch: {problem}")
 
@@ -111,7 +272,8 @@ def _shape_problems(batch: Batch, tokens: int, seqs: int, rows: int, groups: int
         array = getattr(batch.sampling, name)
         if array.dtype != dtype or not array.flags.c_contiguous:
             yield f"sampling.{name} is {array.dtype}, not contiguous {dtype}"
-        if name in _PER_ROW and array.size != rows:
+        expected = rows + 1 if name.endswith("_start") else rows
+        if (name in _PER_ROW or name.endswith("_start")) and array.size != expected:
             yield f"sampling.{name} has {array.size} entries for {rows} logit rows"
 
 
@@ -121,11 +283,6 @@ def _outside(array: Array, end: int) -> bool:
 
 def first_tokens(tokens: int, groups: int) -> Batch:
     """One greedy sequence of a few tokens in block 0 of every group; asks for one token."""
-
-    def repeat(value: float, dtype: type[np.generic]) -> Array:
-        return np.full(1, value, dtype)
-
-    none, empty = np.zeros(2, np.int32), np.zeros(0, np.int32)
     return Batch(
         ids=np.zeros(tokens, np.int32),
         positions=np.arange(tokens, dtype=np.int32),
@@ -134,22 +291,5 @@ def first_tokens(tokens: int, groups: int) -> Batch:
         slots=np.tile(np.arange(tokens, dtype=np.int32), (groups, 1)),
         block_tables=np.zeros((groups, 1, 1), np.int32),
         logit_rows=np.array([tokens - 1], np.int32),
-        sampling=SamplingArrays(
-            temperature=repeat(0, np.float32),
-            top_k=repeat(0, np.int32),
-            top_p=repeat(1, np.float32),
-            min_p=repeat(0, np.float32),
-            repetition_penalty=repeat(1, np.float32),
-            presence_penalty=repeat(0, np.float32),
-            frequency_penalty=repeat(0, np.float32),
-            seed=repeat(0, np.uint64),
-            choice=repeat(0, np.uint32),
-            index=repeat(0, np.uint32),
-            bias_start=none,
-            bias_ids=empty,
-            bias_values=np.zeros(0, np.float32),
-            history_start=none,
-            history_ids=empty,
-            history_counts=empty,
-        ),
+        sampling=SamplingArrays.greedy(1),
     )

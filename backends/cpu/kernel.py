@@ -148,7 +148,7 @@ def kernel_factory(make: Callable[_P, Kernel]) -> Callable[_P, Kernel]:
 
 def helper(function: _F) -> _F:
     """Decorator for a function that kernels call; it is inlined or linked into each of them."""
-    return cast(_F, njit(**_OPTIONS)(function))
+    return cast(_F, njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **_OPTIONS)(function))
 
 
 class Native:

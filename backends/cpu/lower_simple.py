@@ -21,11 +21,13 @@ from localllm.backends.program import (
 
 
 def lower_add(build: Builder, op: Add) -> None:
-    binary(build, elementwise.add(), *map(build.operand, (op.out, op.a, op.b)))
+    out, a, b = map(build.operand, (op.out, op.a, op.b))
+    binary(build, elementwise.add(), out, a, b)
 
 
 def lower_act_mul(build: Builder, op: ActMul) -> None:
-    binary(build, elementwise.act_mul(op.act), *map(build.operand, (op.out, op.gate, op.up)))
+    out, gate, up = map(build.operand, (op.out, op.gate, op.up))
+    binary(build, elementwise.act_mul(op.act), out, gate, up)
 
 
 def lower_scale(build: Builder, op: Scale) -> None:

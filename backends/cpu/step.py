@@ -106,16 +106,11 @@ class CpuStep:
 
     def _prepare(self, data: Batch) -> None:
         """Points the step's header at the batch's arrays."""
-        blocks = [cache.n_blocks for cache in self._lowered.builder.caches]
-        batch.check(data, self._limits, self._vocab, blocks)
         self._workers.settle()  # a late thread may still look at the last batch
+        caches = self._lowered.builder.caches
+        blocks = [cache.n_blocks for cache in caches]
+        batch.fill_header(self._header, data, self._limits, self._vocab, blocks)
         self._batch, self._rows = data, data.logit_rows.size
-        header = self._header
-        header[:3] = (data.ids.size, data.seq_lens.size, data.logit_rows.size)
-        header[3:10] = batch.addresses(batch.step_arrays(data))
-        header[k.H_TABLE_BLOCKS] = data.block_tables.shape[2]
-        sampling = batch.addresses(batch.sampling_arrays(data))
-        header[k.H_SAMPLING : k.H_SAMPLING + len(sampling)] = sampling
 
 
 def _last_calls(lowered: Lowered) -> list[int]:

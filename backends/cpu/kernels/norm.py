@@ -86,7 +86,7 @@ def _sum(x: int, n: int) -> float:
 
 
 @helper
-def _sum_of_squares(x: int, n: int, mean: float) -> float:
+def _sum_of_squares(x: int, n: int, mean: np.float32) -> float:
     """Sum of (x - mean)**2 in four interleaved chains of eight lanes."""
     zero, center = splat_f32x8(0.0), splat_f32x8(mean)
     a, b, c, d = zero, zero, zero, zero

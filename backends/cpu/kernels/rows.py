@@ -51,7 +51,7 @@ _OUT, _OUT_STRIDE, _WIDTH, _X, _X_STRIDE, _BETA, _FLOOR_SCALE, _OFFSET = range(
 
 
 @helper
-def _scale_row(out: int, x: int, n: int, scale: float) -> None:
+def _scale_row(out: int, x: int, n: int, scale: np.float32) -> None:
     factor = splat_f32x8(scale)
     whole = n // 8 * 8
     for at in range(0, whole * 4, 32):

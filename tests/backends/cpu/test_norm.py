@@ -23,7 +23,7 @@ def expected(
         y = y * (weight if weight.size == group else weight.reshape(-1, group))
     if bias is not None:
         y = y + (bias if bias.size == group else bias.reshape(-1, group))
-    return y.reshape(x.shape)
+    return np.asarray(y.reshape(x.shape))
 
 
 @pytest.mark.parametrize("kind", ["rms", "layer"])

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+
+from localllm.backends.base import Batch, SamplingArrays, StepLimits
+from localllm.backends.cpu.batch import check, fill_header, first_tokens
+from localllm.backends.cpu.kernel import (
+    H_LOGIT_ROWS,
+    H_SAMPLING,
+    H_SEQS,
+    H_SLOTS,
+    H_TOKENS,
+    HEADER_WORDS,
+)
+
+LIMITS = StepLimits(tokens=16, seqs=2, logit_rows=4, context=64)
+
+
+def test_a_good_batch_passes() -> None:
+    batch, header = first_tokens(16, 2), np.zeros(HEADER_WORDS, np.int64)
+    check(batch, LIMITS, vocab=10, n_blocks=[1, 1])
+    fill_header(header, batch, LIMITS, vocab=10, n_blocks=[1, 1])
+    assert header[[H_TOKENS, H_SEQS, H_LOGIT_ROWS]].tolist() == [16, 1, 1]
+    assert header[H_SLOTS] == batch.slots.ctypes.data
+    pointers = [getattr(batch.sampling, field.name).ctypes.data for field in fields(SamplingArrays)]
+    assert header[H_SAMPLING : H_SAMPLING + len(pointers)].tolist() == pointers
+
+
+def changed(name: str, change: Callable[[np.ndarray], object]) -> Batch:
+    batch = first_tokens(4, 1)
+    return replace(batch, **{name: change(getattr(batch, name))})
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        (first_tokens(17, 1), "17 tokens, the step was compiled for 16"),
+        (first_tokens(4, 2), "slots is int32"),
+        (changed("ids", lambda a: a + 10), "token ids outside of 0..9"),
+        (changed("ids", lambda a: a - 1), "token ids outside of 0..9"),
+        (changed("ids", lambda a: a.astype(np.int64)), "ids is int64"),
+        (changed("ids", lambda a: np.repeat(a, 2)[::2]), "ids is int32"),
+        (changed("positions", lambda a: a + 61), "positions outside of the context of 64"),
+        (changed("seq_lens", lambda a: a + 61), "positions outside of the context of 64"),
+        (changed("query_start", lambda a: a * 2), "query_start does not cover the tokens"),
+        (changed("logit_rows", lambda a: a + 1), "logit rows outside of 0..3"),
+        (changed("slots", lambda a: a + 13), "slots outside of the 1 blocks of KV group 0"),
+        (changed("block_tables", lambda a: a + 1), "block tables beyond the 1 blocks"),
+        (changed("sampling", lambda _: SamplingArrays.greedy(2)), "has 2 entries for 1 logit"),
+    ],
+)
+def test_a_bad_batch_is_refused(batch: Batch, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        check(batch, LIMITS, vocab=10, n_blocks=[1])
+    with pytest.raises(ValueError, match=message):
+        fill_header(np.zeros(HEADER_WORDS, np.int64), batch, LIMITS, vocab=10, n_blocks=[1])
+
+
+def test_blocks_that_a_window_left_behind_are_fine() -> None:
+    batch = changed("block_tables", lambda a: np.concatenate([a - 1, a], axis=2))
+    check(batch, LIMITS, vocab=10, n_blocks=[1])
