@@ -20,7 +20,7 @@ from localllm.backends.cpu.simd.convert import as_f32x8, i32_to_f32, round_to_i3
 
 def inline(fn: Any) -> Any:
     """A helper for kernels, always inlined by LLVM; lives in the cache of those that call it."""
-    return numba.njit(fn, nogil=True, forceinline=True)
+    return numba.njit(fn, forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 
 @inline
