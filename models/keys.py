@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import NoReturn
 
+import numpy as np
+
 from localllm.errors import GGUFError
 from localllm.gguf import GGUFFile
 
@@ -59,6 +61,16 @@ class Keys:
         if len(values) < layers:
             self.refuse(name, f"has {len(values)} entries for {layers} layers")
         return [bool(value) for value in values[:layers]]
+
+    def integers(self, name: str) -> list[int]:
+        """An array of integers, empty where the file has none."""
+        key = self._prefix + name
+        if not self.has(name):
+            return []
+        values = self._file.get_array(key)
+        if not np.issubdtype(values.dtype, np.integer):
+            self.refuse(name, "is not an array of integers")
+        return [int(value) for value in values]
 
     def refuse(self, name: str, problem: str) -> NoReturn:
         raise GGUFError(f"{self._file.path.name}: key {self._prefix + name!r} {problem}")

@@ -1,4 +1,4 @@
-"""Llama and what is converted as it: Mistral, SmolLM 2, TinyLlama, Mixtral."""
+"""Llama and what is converted as it: Mistral, SmolLM 2, TinyLlama, Mixtral. Also ERNIE 4.5."""
 
 from __future__ import annotations
 

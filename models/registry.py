@@ -12,11 +12,15 @@ from localllm.models.decoder import Decoder
 ARCHITECTURES: Mapping[str, str] = {
     "cohere2": "cohere:Cohere2",
     "command-r": "cohere:CommandR",
+    "ernie4_5": "llama:Llama",
+    "exaone4": "exaone:Exaone4",
     "gemma": "gemma:Gemma",
     "gemma2": "gemma:Gemma2",
     "gemma3": "gemma:Gemma3",
+    "glm4": "glm:Glm4",
     "granite": "granite:Granite",
     "granitemoe": "granite:Granite",
+    "hunyuan-dense": "hunyuan:Hunyuan",
     "llama": "llama:Llama",
     "minicpm": "granite:MiniCPM",
     "mistral3": "mistral:Mistral3",
@@ -29,6 +33,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "qwen3": "qwen:Qwen3",
     "qwen3moe": "qwen:Qwen3",
     "smollm3": "smollm:SmolLM3",
+    "stablelm": "stablelm:StableLM",
     "starcoder2": "starcoder:Starcoder2",
 }
 
