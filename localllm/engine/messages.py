@@ -7,10 +7,12 @@ All are small, picklable and immutable; one StepResults per step carries every s
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from localllm.backends.program import FloatArray
 from localllm.sampling_params import SamplingParams
+
+if TYPE_CHECKING:  # the scheduler speaks these and needs no numpy
+    from localllm.backends.program import FloatArray
 
 FinishReason: TypeAlias = Literal["stop", "length", "cancelled", "error"]
 
@@ -19,9 +21,9 @@ FinishReason: TypeAlias = Literal["stop", "length", "cancelled", "error"]
 class Submit:
     """One sequence to compute. A request with n choices is n of these, `choice` 0..n-1.
 
-    `params.seed` is set (drawn at admission when the caller gave none). `eos_ids` end the
-    sequence unless `params.ignore_eos`. With `prompt_logits` the answer is the raw logits of every
-    prompt position, and nothing is generated. Sequences share cached prefixes only within one
+    Without `params.seed` the engine draws one at admission. `eos_ids` end the sequence unless
+    `params.ignore_eos`. With `prompt_logits` the answer is the raw logits of every prompt
+    position, and nothing is generated. Sequences share cached prefixes only within one
     `cache_salt`. A smaller `priority` goes first.
     """
 

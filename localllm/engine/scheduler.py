@@ -1,0 +1,285 @@
+"""Decides what each step computes. Pure bookkeeping: no tensors, no clocks, no threads.
+
+There is no prefill and no decode: a sequence has known tokens and computed tokens, and each step
+moves some of them closer. Chunked prefill, prefix hits and recomputation after a preemption are
+the same case.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import count
+
+from localllm.engine.admission import Admission
+from localllm.engine.block_pool import BlockKey
+from localllm.engine.kv_manager import Growth, KVManager, Prefix
+from localllm.engine.messages import EngineStats, FinishReason, SequenceNews, Submit
+from localllm.engine.sequence import (
+    NUMERICAL_ERROR,
+    Chunk,
+    ChunkResult,
+    Plan,
+    Sequence,
+    StepResult,
+)
+from localllm.errors import RequestError
+
+
+@dataclass(frozen=True)
+class StepBudget:
+    """The most that one step takes."""
+
+    tokens: int
+    seqs: int
+    logit_rows: int
+
+
+class Scheduler:
+    """Running sequences go first, then waiting ones, each by (priority, arrival).
+
+    When the pool is full the last of the running ones gives up its blocks and waits again, so the
+    first always makes progress. `add`, `cancel`, `schedule` and `update` are called in turn by one
+    thread; between `schedule` and `update` nothing else is.
+    """
+
+    def __init__(self, kv: KVManager, budget: StepBudget, admission: Admission) -> None:
+        self.kv = kv
+        self._budget = budget
+        self._admission = admission
+        self._arrivals = count()
+        self._running: list[Sequence] = []  # both sorted by Sequence.order
+        self._waiting: list[Sequence] = []
+        self._by_id: dict[str, Sequence] = {}
+        self._notices: list[SequenceNews] = []  # news that no step brought
+        self._counts = _Counts()
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._by_id or self._notices)
+
+    def add(self, request: Submit) -> None:
+        """A request that cannot be served is answered with an error in the next news."""
+        try:
+            if request.sequence_id in self._by_id:
+                raise ValueError(f"sequence {request.sequence_id!r} exists already")
+            self._admission.check(request)
+        except RequestError as error:
+            self._notices.append(
+                SequenceNews(request.sequence_id, finish_reason="error", error=str(error))
+            )
+            return
+        blocks = self.kv.new_sequence(request.cache_salt)
+        sequence = Sequence(request, next(self._arrivals), blocks)
+        self._by_id[sequence.id] = sequence
+        insort(self._waiting, sequence, key=_order)
+
+    def cancel(self, sequence_id: str) -> None:
+        """Frees the sequence's memory now. One that is unknown has ended already."""
+        if sequence := self._by_id.get(sequence_id):
+            self._drop(sequence)
+            self._notices.append(SequenceNews(sequence_id, finish_reason="cancelled"))
+
+    def schedule(self) -> Plan:
+        step = _Step(self._budget, self._running)
+        preemptions = self._counts.preemptions
+        self._schedule_running(step)
+        if self._counts.preemptions == preemptions:
+            self._schedule_waiting(step)
+        return Plan(tuple(step.chunks))
+
+    def update(self, result: StepResult) -> list[SequenceNews]:
+        """Books what a step computed; what has finished has freed its memory on return."""
+        news, self._notices = self._notices, []
+        for chunk, outcome in zip(result.plan.chunks, result.chunks, strict=True):
+            if (one := self._update_one(chunk, outcome)) is not None:
+                news.append(one)
+        self._counts.steps += bool(result.chunks)
+        return news
+
+    def stats(self) -> EngineStats:
+        counts = self._counts
+        return EngineStats(
+            running=len(self._running),
+            waiting=len(self._waiting),
+            kv_usage=self.kv.usage(),
+            preemptions=counts.preemptions,
+            steps=counts.steps,
+            prompt_tokens=counts.prompt_tokens,
+            generated_tokens=counts.generated_tokens,
+            prefix_queries=counts.prefix_queries,
+            prefix_hits=counts.prefix_hits,
+        )
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError unless every block and every sequence is accounted for."""
+        for queue in (self._running, self._waiting):
+            assert queue == sorted(queue, key=_order), "a queue is out of order"
+        assert len(self._running) <= self._budget.seqs
+        members = [s.id for s in (*self._running, *self._waiting)]
+        assert sorted(members) == sorted(self._by_id), "a sequence is lost or queued twice"
+        for sequence in self._waiting:
+            assert sequence.computed == 0, "a waiting sequence counts computed tokens"
+            assert not any(sequence.blocks.tables), "a waiting sequence holds blocks"
+        for sequence in self._running:
+            assert 0 <= sequence.computed < len(sequence.tokens)
+        self.kv.check_integrity(s.blocks for s in self._running)
+
+    def _schedule_running(self, step: _Step) -> None:
+        i = 0
+        while i < len(self._running) and step.tokens:
+            sequence = self._running[i]
+            step.followers -= 1
+            step.decoding -= sequence.remaining == 1
+            end = step.chunk_end(sequence)
+            if end > sequence.computed and self._make_room(sequence, end):
+                step.take(sequence, end)
+            i += 1
+
+    def _make_room(self, sequence: Sequence, end: int) -> bool:
+        """Preempts from the back until `end` tokens fit; False if the sequence itself had to go."""
+        while not self.kv.grow(sequence.blocks, end):
+            victim = self._running.pop()
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self.kv.release(sequence.blocks)
+        sequence.computed = 0
+        insort(self._waiting, sequence, key=_order)
+        self._counts.preemptions += 1
+
+    def _schedule_waiting(self, step: _Step) -> None:
+        """Admits in order; one whose next block is computed in this very step waits to share it."""
+        pending = {key for chunk in step.chunks for key in self._pending_keys(chunk)}
+        i = 0
+        while i < len(self._waiting) and step.tokens and len(self._running) < self._budget.seqs:
+            sequence = self._waiting[i]
+            prefix = self.kv.find_prefix(sequence.blocks, sequence.tokens, sequence.first_row)
+            if prefix.missing in pending:
+                i += 1
+                continue
+            if not self._fits(sequence, prefix):
+                break
+            self._admit(self._waiting.pop(i), prefix)
+            end = step.chunk_end(sequence)
+            if end > sequence.computed:
+                grown = self.kv.grow(sequence.blocks, end)
+                assert grown, "an admitted sequence has room for its first chunk"
+                pending.update(self._pending_keys(step.take(sequence, end)))
+
+    def _fits(self, sequence: Sequence, prefix: Prefix) -> bool:
+        """Whether all its known tokens fit, with a block to spare for each that runs already."""
+        spare = self.kv.block_tokens
+        running = (Growth(s.blocks, len(s.tokens) + spare, s.remaining) for s in self._running)
+        return self.kv.can_admit(prefix, len(sequence.tokens), self._budget.tokens, running)
+
+    def _admit(self, sequence: Sequence, prefix: Prefix) -> None:
+        self.kv.admit(sequence.blocks, prefix)
+        sequence.computed = prefix.tokens
+        insort(self._running, sequence, key=_order)
+        if sequence.cached_tokens is None:
+            sequence.cached_tokens = prefix.tokens
+            self._counts.prefix_queries += len(sequence.tokens)
+            self._counts.prefix_hits += prefix.tokens
+
+    def _pending_keys(self, chunk: Chunk) -> Iterable[BlockKey]:
+        return self.kv.pending_keys(chunk.sequence.blocks, chunk.sequence.tokens, chunk.end)
+
+    def _update_one(self, chunk: Chunk, outcome: ChunkResult) -> SequenceNews | None:
+        sequence = chunk.sequence
+        if outcome.token == NUMERICAL_ERROR:
+            self._drop(sequence)
+            message = "the model computed values that are not numbers"
+            return SequenceNews(sequence.id, finish_reason="error", error=message)
+        sequence.computed = chunk.end
+        self.kv.commit(sequence.blocks, sequence.tokens, chunk.end)
+        n_prompt = len(sequence.request.prompt)
+        self._counts.prompt_tokens += max(0, min(chunk.end, n_prompt) - chunk.start)
+        if chunk.rows == 0:
+            return None
+        if sequence.request.prompt_logits:
+            return self._logits_news(sequence, chunk, outcome)
+        return self._token_news(sequence, outcome)
+
+    def _token_news(self, sequence: Sequence, outcome: ChunkResult) -> SequenceNews:
+        token = outcome.token
+        assert token is not None
+        self._counts.generated_tokens += 1
+        reason = sequence.append(token, self._admission.context)
+        if reason is not None:
+            self._drop(sequence)
+        return SequenceNews(
+            sequence.id,
+            tokens=(token,),
+            finish_reason=reason,
+            stop_id=token if reason == "stop" else None,
+            cached_tokens=sequence.cached_tokens or 0,
+        )
+
+    def _logits_news(self, sequence: Sequence, chunk: Chunk, outcome: ChunkResult) -> SequenceNews:
+        sequence.rows_sent += chunk.rows
+        done = sequence.rows_sent == len(sequence.tokens)
+        if done:
+            self._drop(sequence)
+        reason: FinishReason | None = "length" if done else None
+        return SequenceNews(sequence.id, finish_reason=reason, logits=outcome.logits)
+
+    def _drop(self, sequence: Sequence) -> None:
+        self.kv.release(sequence.blocks)
+        queue = self._running if sequence in self._running else self._waiting
+        queue.remove(sequence)
+        del self._by_id[sequence.id]
+
+
+class _Step:
+    """What is left of one step's budget while it is planned."""
+
+    def __init__(self, budget: StepBudget, running: list[Sequence]) -> None:
+        self.tokens = budget.tokens
+        self.rows = budget.logit_rows
+        self.followers = len(running)  # running sequences that have not had their turn
+        self.decoding = sum(s.remaining == 1 for s in running)  # of these, with one token to go
+        self.chunks: list[Chunk] = []
+
+    def chunk_end(self, sequence: Sequence) -> int:
+        """How far the sequence may go. A long chunk leaves a token to each that needs just one."""
+        remaining = sequence.remaining
+        room = self.tokens if remaining == 1 else max(1, self.tokens - self.decoding)
+        n = min(remaining, room)
+        if sequence.request.prompt_logits:
+            unasked = sequence.rows_sent - sequence.computed
+            n = min(n, unasked + min(self.rows, max(1, self.rows - self.followers)))
+        elif n == remaining and self.rows == 0:
+            n -= 1
+        return sequence.computed + n
+
+    def take(self, sequence: Sequence, end: int) -> Chunk:
+        if sequence.request.prompt_logits:
+            rows = max(0, end - sequence.rows_sent)
+        else:
+            rows = int(end == len(sequence.tokens))
+        chunk = Chunk(sequence, sequence.computed, end, rows)
+        self.tokens -= end - sequence.computed
+        self.rows -= rows
+        self.chunks.append(chunk)
+        return chunk
+
+
+@dataclass
+class _Counts:
+    """Totals since start."""
+
+    preemptions: int = 0
+    steps: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+
+
+def _order(sequence: Sequence) -> tuple[int, int]:
+    return sequence.order
