@@ -93,7 +93,7 @@ class DirectRunner:
             positions=positions.astype(np.int32),
             query_start=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32),
             seq_lens=(starts + lengths).astype(np.int32),
-            slots=(blocks * BLOCK_TOKENS + positions % BLOCK_TOKENS).astype(np.int32),
+            slots=(blocks * BLOCK_TOKENS + positions % BLOCK_TOKENS).astype(np.int32, order="C"),
             block_tables=_without_left_behind(tables, self._groups, starts),
             logit_rows=np.arange(n_tokens, dtype=np.int32),
             sampling=SamplingArrays.greedy(n_tokens),
@@ -109,7 +109,7 @@ def _without_left_behind(
     tables: Int32Array, groups: Sequence[KVGroup], starts: Int32Array
 ) -> Int32Array:
     """-1 for blocks whose last position is out of the window of each sequence's next token."""
-    tables = tables.copy()
+    tables = np.ascontiguousarray(tables.copy())
     for table, group in zip(tables, groups, strict=True):
         if group.window is not None:
             for row, start in zip(table, starts, strict=True):

@@ -28,6 +28,7 @@ from typing import Any, ParamSpec, TypeAlias, TypeVar, cast
 from llvmlite import ir
 from numba import njit, types
 from numba.core.ccallback import CFunc
+from numba.core.registry import CPUDispatcher
 from numba.extending import intrinsic
 
 from localllm.backends.cpu import cache
@@ -146,9 +147,18 @@ def kernel_factory(make: Callable[_P, Kernel]) -> Callable[_P, Kernel]:
     return find
 
 
+class _Helper(CPUDispatcher):
+    """Called from Python it runs as Python: compiled helpers have no entry from there."""
+
+    def __call__(self, *args: Any) -> Any:
+        return self.py_func(*args)
+
+
 def helper(function: _F) -> _F:
     """Decorator for a function that kernels call; it is inlined or linked into each of them."""
-    return cast(_F, njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **_OPTIONS)(function))
+    dispatcher = njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **_OPTIONS)(function)
+    dispatcher.__class__ = _Helper
+    return cast(_F, dispatcher)
 
 
 class Native:

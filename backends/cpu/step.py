@@ -34,7 +34,6 @@ class CpuStep:
         self._header = np.zeros(k.HEADER_WORDS, np.int64)
         self._header[k.H_THREADS] = workers.threads
         self._sync = aligned_bytes(SYNC_BYTES * len(plan.calls))
-        self._sync_address = int(self._sync.ctypes.data)
         self._blocks = self._argument_blocks()
         self._table = self._make_table()
         self._last_call = _last_calls(lowered)
@@ -46,7 +45,7 @@ class CpuStep:
         width = round_up(2 + max(map(len, words)), k.CACHE_LINE // 8)
         blocks = np.zeros((len(words), width), np.int64)
         blocks[:, 0] = self._header.ctypes.data
-        blocks[:, 1] = self._sync_address + SYNC_BYTES * np.arange(len(words))
+        blocks[:, 1] = self._sync.ctypes.data + SYNC_BYTES * np.arange(len(words))
         for block, own in zip(blocks, words, strict=True):
             block[2 : 2 + len(own)] = own
         return blocks
@@ -67,7 +66,7 @@ class CpuStep:
 
     def submit(self, batch: Batch) -> None:
         self._prepare(batch)
-        self._workers.start(self._table, self._sync_address, 0, len(self._table))
+        self._workers.start(self._table, self._sync, 0, len(self._table))
 
     def collect(self) -> Int32Array:
         self._workers.join()
@@ -81,7 +80,7 @@ class CpuStep:
         self._prepare(batch)
         results, first = [], 0
         for output, last in zip(self._lowered.outputs, self._last_call, strict=True):
-            self._workers.start(self._table, self._sync_address, first, last)
+            self._workers.start(self._table, self._sync, first, last)
             self._workers.join()
             rows = self._rows if output.rows == k.ROWS_LOGITS else batch.ids.size
             results.append(self._view(output, rows).copy())
@@ -93,7 +92,7 @@ class CpuStep:
         self._prepare(batch)
         stamps = np.zeros(len(self._table), np.int64)
         begin = time.perf_counter_ns()
-        self._workers.start(self._table, self._sync_address, 0, len(self._table), stamps)
+        self._workers.start(self._table, self._sync, 0, len(self._table), stamps)
         self._workers.join()
         names = [call.kernel.name for call in self._lowered.builder.plan.calls]
         return list(zip(names, np.diff(stamps, prepend=begin).tolist(), strict=True))

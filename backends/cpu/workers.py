@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from localllm.backends.cpu import tape
+from localllm.backends.cpu.memory import ByteArray
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -25,7 +26,7 @@ class Workers:
         self.threads = threads
         self._control = np.zeros(tape.CONTROL_WORDS, np.int64)
         self._address = int(self._control.ctypes.data)
-        self._kept_alive: tuple[Int64Array, ...] = ()
+        self._in_use: tuple[Int64Array, ByteArray] | None = None  # by a thread that comes late
         tape.settle.prepare()
         tape.start.prepare()
         tape.join.prepare()
@@ -50,24 +51,24 @@ class Workers:
     def start(
         self,
         table: Int64Array,
-        sync: int,
+        sync: ByteArray,
         first: int,
         end: int,
         stamps: Int64Array | None = None,
     ) -> None:
         """Has the workers begin with ops first..end-1 of the table; ops before are finished.
 
-        `table` is [ops, tape.ROW_WORDS]; `sync` is the address of tape.SYNC_BYTES per op, aligned
-        to a cache line, which stays valid until `settle`. `stamps` gets the time in nanoseconds
-        at which each op was finished; ops then run one after the other.
+        `table` is [ops, tape.ROW_WORDS]; `sync` has tape.SYNC_BYTES per op and starts at a cache
+        line. `stamps` gets the time in nanoseconds at which each op was finished; ops then run
+        one after the other.
         """
         if not self._pool and self.threads > 1:
             raise RuntimeError("the worker threads are closed")
         self.settle()
-        self._kept_alive = (table,) if stamps is None else (table, stamps)
+        self._in_use = (table, sync)
         control = self._control
         control[tape.C_TABLE] = table.ctypes.data
-        control[tape.C_SYNC] = sync
+        control[tape.C_SYNC] = sync.ctypes.data
         control[tape.C_FIRST] = first
         control[tape.C_END] = end
         control[tape.C_STAMPS] = 0 if stamps is None else stamps.ctypes.data
@@ -80,6 +81,7 @@ class Workers:
     def settle(self) -> None:
         """Waits until no worker touches what the last `start` was given."""
         tape.settle(self._address)
+        self._in_use = None
 
     def close(self) -> None:
         """Ends the threads. Nothing may be running."""

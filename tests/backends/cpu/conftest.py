@@ -58,7 +58,7 @@ def run_kernel(pools: dict[int, Workers]) -> RunKernel:
         block = np.array(words, np.int64)
         table = np.array([[kernel.address, block.ctypes.data, -1]], np.int64)
         workers = pools[threads]
-        workers.start(table, sync.ctypes.data, 0, 1)
+        workers.start(table, sync, 0, 1)
         workers.join()
         workers.settle()
 

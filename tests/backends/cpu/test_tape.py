@@ -58,7 +58,7 @@ class Chain:
         return cls(values, table, blocks, sync)
 
     def run(self, workers: Workers, first: int = 0, end: int = OPS) -> None:
-        workers.start(self.table, self.sync.ctypes.data, first, end)
+        workers.start(self.table, self.sync, first, end)
         workers.join()
 
     def set_input(self, seed: int) -> None:
@@ -94,7 +94,7 @@ def test_a_part_of_the_tape_continues_where_another_ended() -> None:
 def test_the_workers_do_it_alone_while_the_caller_is_away() -> None:
     workers, chain = Workers(2), Chain.make()
     chain.set_input(0)
-    workers.start(chain.table, chain.sync.ctypes.data, 0, OPS)
+    workers.start(chain.table, chain.sync, 0, OPS)
     workers.settle()  # the only other thread has walked to the end
     assert np.array_equal(chain.values, chain.expected())
     workers.join()
@@ -156,7 +156,7 @@ def test_stamps_tell_when_each_op_was_finished() -> None:
     workers, chain = Workers(2), Chain.make()
     chain.set_input(0)
     stamps = np.zeros(OPS, np.int64)
-    workers.start(chain.table, chain.sync.ctypes.data, 0, OPS, stamps)
+    workers.start(chain.table, chain.sync, 0, OPS, stamps)
     workers.join()
     assert stamps[0] > 0
     assert (np.diff(stamps) > 0).all()
