@@ -3,8 +3,9 @@
 A tile's rows are numbered query by query, each with the query heads of one KV head. Scores are
 powers of two: log2(e) is part of the scale. Positions inside a partition count from its start.
 
-A row's part is `part_stride` float32 words: the sum of weighted values [value columns], the
-largest score, the sum of weights, and (as int32) the range of positions that the row sees.
+A row's part has `Tile.part_bytes`: the float32 sum of weighted values [value columns], then its
+state: the largest score and the sum of weights (float32), and the range of positions that the row
+sees (int64).
 """
 
 from __future__ import annotations
@@ -15,65 +16,76 @@ import numpy as np
 
 from localllm.backends.base import BLOCK_TOKENS
 from localllm.backends.cpu.kernel import helper
-from localllm.backends.cpu.kernels.attention_tiles import (
-    add_outer,
-    load_tile,
-    store_tile,
-    zeros_1,
-    zeros_2,
-    zeros_3,
-    zeros_4,
-    zeros_6,
-)
-from localllm.backends.cpu.kernels.kv import VALUE_COLUMNS
+from localllm.backends.cpu.kernels.attention_tiles import MOST_ROWS, add_values, score_rows
+from localllm.backends.cpu.kernels.kv import F16_BYTES, VALUE_COLUMNS
 from localllm.backends.cpu.simd import (
     as_f32x8,
     as_i32x8,
+    atomic_add,
     broadcast_f32x8,
-    f16_to_f32,
+    extract,
     fma,
     i32_to_f32,
     lanes_below,
-    load_f16x8,
     load_f32x8,
     load_masked_f32x8,
     max_f32,
     maximum,
-    prefetch,
     round_to_i32,
+    scalar_load_f32,
     scalar_load_i32,
     scalar_load_i64,
     scalar_store_f32,
-    scalar_store_i32,
     scalar_store_i64,
     select,
     shift_left,
     splat_f32x8,
     store_f32x8,
     store_masked_f32x8,
+    store_release,
     sum_f32,
     vexp,
 )
 
 PARTITION = 256  # positions, a multiple of the block size
 SCORE_BYTES = 4 * (PARTITION + 16)  # of a row; no power of two, lest rows share cache sets
+STATE_BYTES = 64
+_LARGEST, _WEIGHTS, _LOW, _HIGH = 0, 4, 8, 16  # offsets in a row's state
 _LOG2_E = 1.4426950408889634
-_F16_ROW = 2 * BLOCK_TOKENS  # bytes of one dimension of a block's keys
+
+
+class Span(NamedTuple):
+    """Some neighbouring queries of one sequence, and the partitions that they see."""
+
+    seq: int
+    token: int  # the first query's row of q and out
+    queries: int  # 0 or less: the sequence has no such tile
+    rows_per_query: int
+    position: int  # of the first query
+    window: int  # larger than any position: none
+    first: int  # partition
+    end: int
 
 
 class Tile(NamedTuple):
-    """Rows to compute and where their data is; all addresses and sizes in bytes."""
+    """Rows of one KV head and where their data is; all addresses, and sizes named _bytes."""
 
     rows: int
     rows_per_query: int
     position: int  # of the first query
-    window: int  # or more than any position
-    softcap: float  # or 0
-    q: int  # float32 [rows, key_dim], scaled
+    window: int  # larger than any position: none
+    softcap: float  # 0: none
+    sinks: int  # float32 [rows_per_query], or 0
+    out: int  # the first row's output; queries are out_bytes apart, heads value_dim
+    out_bytes: int
     key_dim: int
-    value_columns: int
-    scores: int  # float32 [rows], SCORE_BYTES each
+    value_dim: int
+    part_bytes: int
     blocks: int  # int64 [PARTITION / BLOCK_TOKENS + 1], addresses of a partition's blocks
+    parts: int  # [rows]
+    totals: int  # parts of all partitions so far [rows]
+    scores: int  # float32 [rows], SCORE_BYTES each
+    q: int  # float32 [rows, key_dim], scaled
     table: int  # int32, the sequence's blocks
     table_blocks: int  # blocks that the last query reaches
     cache: int  # of the KV head in block 0
@@ -81,38 +93,63 @@ class Tile(NamedTuple):
 
 
 @helper
-def part_bytes(columns: int) -> int:
-    return 4 * (columns + 16)
+def load_queries(tile: Tile, q: int, q_bytes: int, scale: float) -> None:
+    """Fills tile.q with what turns scores into powers of two, or into the softcap's argument."""
+    factor = splat_f32x8(scale / tile.softcap if tile.softcap != 0 else scale * _LOG2_E)
+    width = tile.rows_per_query * tile.key_dim
+    for query in range(tile.rows // tile.rows_per_query):
+        source, to = q + query * q_bytes, tile.q + query * width * 4
+        for i in range(0, width, 8):
+            mask = lanes_below(width - i)
+            store_masked_f32x8(to, i * 4, load_masked_f32x8(source, i * 4, mask) * factor, mask)
 
 
 @helper
-def compute_part(tile: Tile, part: int, to: int) -> None:
+def attend_tile(tile: Tile, span: Span, skip: int, count: int, shared: int, done: int) -> None:
+    """Computes `count` partitions of a span, after `skip` others, and the output if it can.
+
+    It can if these are all, or if the other pieces have finished: the parts of a divided span lie
+    one after the other in `shared`, and `done` counts them. `shared` is 0 for an undivided one.
+    """
+    step = tile.rows * tile.part_bytes
+    _clear_totals(tile)
+    for i in range(skip, skip + count):
+        to = tile.parts if shared == 0 else shared + i * step
+        _compute_part(tile, span.first + i, to)
+        if shared == 0:
+            _fold_part(tile, to)
+    if shared != 0:
+        n_parts = span.end - span.first
+        if atomic_add(done, 0, count) + count < n_parts:
+            return
+        store_release(done, 0, 0)  # for the next layer
+        for i in range(n_parts):
+            _fold_part(tile, shared + i * step)
+    _write_rows(tile)
+
+
+@helper
+def _compute_part(tile: Tile, part: int, to: int) -> None:
     """Parts of all rows for partition `part`, one after the other at `to`."""
     base = part * PARTITION
-    columns, step = tile.value_columns, part_bytes(tile.value_columns)
     for row in range(tile.rows):
         position = tile.position - base + row // tile.rows_per_query
-        at = to + row * step + columns * 4
-        scalar_store_i32(at, 8, max(0, position - tile.window + 1))
-        scalar_store_i32(at, 12, min(PARTITION, position + 1))
-    first = scalar_load_i32(to + columns * 4, 8)
-    last = scalar_load_i32(to + (tile.rows - 1) * step + columns * 4, 12)
-    _find_blocks(tile, base, first // BLOCK_TOKENS, -(-last // BLOCK_TOKENS))
-    for block in range(first // BLOCK_TOKENS, -(-last // BLOCK_TOKENS)):
-        _score_block(tile, base, block)
-    for row in range(tile.rows):
-        _weigh(tile, tile.scores + row * SCORE_BYTES, to + row * step)
-    for column in range(0, columns, VALUE_COLUMNS):
-        _sum_values(tile, column, to)
-
-
-@helper
-def _find_blocks(tile: Tile, base: int, first: int, last: int) -> None:
-    """Addresses of blocks first..last of the partition, and of one more to fetch ahead."""
-    for block in range(first, last + 1):
+        state = to + (row + 1) * tile.part_bytes - STATE_BYTES
+        scalar_store_i64(state, _LOW, max(0, position - tile.window + 1))
+        scalar_store_i64(state, _HIGH, min(PARTITION, position + 1))
+    reach = tile.position - base + tile.rows // tile.rows_per_query
+    first = max(0, tile.position - base - tile.window + 1) // BLOCK_TOKENS
+    end = (min(PARTITION, reach) + BLOCK_TOKENS - 1) // BLOCK_TOKENS
+    for block in range(first, end + 1):  # one more, to fetch ahead
         index = min(base // BLOCK_TOKENS + block, tile.table_blocks - 1)
         number = scalar_load_i32(tile.table, index * 4)
         scalar_store_i64(tile.blocks, block * 8, tile.cache + number * tile.block_bytes)
+    for block in range(first, end):
+        _score_block(tile, base, block)
+    for row in range(tile.rows):
+        _weigh(tile, tile.scores + row * SCORE_BYTES, to + row * tile.part_bytes)
+    for at in range(0, tile.part_bytes - STATE_BYTES, VALUE_COLUMNS * 4):
+        _sum_values(tile, at, to)
 
 
 @helper
@@ -125,43 +162,20 @@ def _score_block(tile: Tile, base: int, block: int) -> None:
     keys = scalar_load_i64(tile.blocks, block * 8)
     ahead = scalar_load_i64(tile.blocks, block * 8 + 8)
     scores = tile.scores + block * BLOCK_TOKENS * 4
-    while row < end:
-        q, to, left = tile.q + row * tile.key_dim * 4, scores + row * SCORE_BYTES, end - row
-        if left >= 6:
-            _score_rows(zeros_6(), keys, tile.key_dim, q, to, ahead)
-            row += 6
-        elif left >= 4:
-            _score_rows(zeros_4(), keys, tile.key_dim, q, to, ahead)
-            row += 4
-        elif left == 3:
-            _score_rows(zeros_3(), keys, tile.key_dim, q, to, ahead)
-            row += 3
-        elif left == 2:
-            _score_rows(zeros_2(), keys, tile.key_dim, q, to, ahead)
-            row += 2
-        else:
-            _score_rows(zeros_1(), keys, tile.key_dim, q, to, ahead)
-            row += 1
-        ahead = keys
-
-
-@helper
-def _score_rows(sums: Any, keys: int, key_dim: int, q: int, to: int, ahead: int) -> None:
-    for d in range(key_dim):
-        prefetch(ahead, d * 64)
-        low = f16_to_f32(load_f16x8(keys, d * _F16_ROW))
-        high = f16_to_f32(load_f16x8(keys, d * _F16_ROW + 16))
-        sums = add_outer(sums, low, high, q + d * 4, key_dim * 4)
-    store_tile(sums, to, SCORE_BYTES)
+    for r in range(row, end, MOST_ROWS):
+        height = min(MOST_ROWS, end - r)
+        q, to = tile.q + r * tile.key_dim * 4, scores + r * SCORE_BYTES
+        score_rows(height, keys, tile.key_dim, q, to, SCORE_BYTES, ahead)
+        ahead = keys  # one fetch of the next block is enough
 
 
 @helper
 def _weigh(tile: Tile, scores: int, part: int) -> None:
     """Turns a row's scores into weights relative to its largest; zeroes its sum of values."""
-    state = part + tile.value_columns * 4
-    low, high = scalar_load_i32(state, 8), scalar_load_i32(state, 12)
-    for column in range(0, tile.value_columns, 8):
-        store_f32x8(part, column * 4, splat_f32x8(0.0))
+    state = part + tile.part_bytes - STATE_BYTES
+    low, high = scalar_load_i64(state, _LOW), scalar_load_i64(state, _HIGH)
+    for at in range(part, state, 32):
+        store_f32x8(at, 0, splat_f32x8(0.0))
     if low >= high:
         return
     first, last = low // 8 * 8, -(-high // 8) * 8
@@ -186,131 +200,99 @@ def _weigh(tile: Tile, scores: int, part: int) -> None:
         weight = _exp2(load_f32x8(scores, i * 4) - splat_f32x8(largest))
         store_f32x8(scores, i * 4, weight)
         total = total + weight
-    scalar_store_f32(state, 0, largest)
-    scalar_store_f32(state, 4, sum_f32(total))
+    scalar_store_f32(state, _LARGEST, largest)
+    scalar_store_f32(state, _WEIGHTS, sum_f32(total))
 
 
 @helper
-def _sum_values(tile: Tile, column: int, to: int) -> None:
-    """Adds the weighted values of 16 columns to all rows' parts."""
-    step = part_bytes(tile.value_columns)
-    part, scores = to, tile.scores
-    left = tile.rows
-    while left > 0:
-        if left >= 6:
-            _sum_rows(zeros_6(), 6, tile, column, part, scores)
-            taken = 6
-        elif left >= 4:
-            _sum_rows(zeros_4(), 4, tile, column, part, scores)
-            taken = 4
-        elif left == 3:
-            _sum_rows(zeros_3(), 3, tile, column, part, scores)
-            taken = 3
-        elif left == 2:
-            _sum_rows(zeros_2(), 2, tile, column, part, scores)
-            taken = 2
-        else:
-            _sum_rows(zeros_1(), 1, tile, column, part, scores)
-            taken = 1
-        part += taken * step
-        scores += taken * SCORE_BYTES
-        left -= taken
+def _sum_values(tile: Tile, column_bytes: int, to: int) -> None:
+    """Adds the weighted values of 16 columns to all rows' parts.
 
-
-@helper
-def _sum_rows(tile_of: Any, rows: int, tile: Tile, column: int, part: int, scores: int) -> None:
-    """The positions that all rows see go together; before and after those, row by row."""
-    step, state = part_bytes(tile.value_columns), tile.value_columns * 4
-    low = scalar_load_i32(part + (rows - 1) * step + state, 8)
-    high = scalar_load_i32(part + state, 12)
-    if low >= high:
-        low = high = PARTITION
-    for row in range(rows):
-        at, weights = part + row * step, scores + row * SCORE_BYTES
-        first, last = scalar_load_i32(at + state, 8), scalar_load_i32(at + state, 12)
-        _add_values(zeros_1(), tile, column, at, weights, first, min(low, last))
-    _add_values(tile_of, tile, column, part, scores, low, high)
-    for row in range(rows):
-        at, weights = part + row * step, scores + row * SCORE_BYTES
-        last = scalar_load_i32(at + state, 12)
-        _add_values(zeros_1(), tile, column, at, weights, high, last)
+    The positions that all rows of a register tile see go together; those before and after them
+    row by row, so that nothing of a position that a row does not see enters its sum.
+    """
+    for row in range(0, tile.rows, MOST_ROWS):
+        end = min(tile.rows, row + MOST_ROWS)
+        state = to + (row + 1) * tile.part_bytes - STATE_BYTES
+        low = scalar_load_i64(state + (end - 1 - row) * tile.part_bytes, _LOW)
+        high = scalar_load_i64(state, _HIGH)
+        if low >= high:
+            low = high = PARTITION
+        for r in range(row, end):
+            first = scalar_load_i64(state + (r - row) * tile.part_bytes, _LOW)
+            last = scalar_load_i64(state + (r - row) * tile.part_bytes, _HIGH)
+            _add_values(tile, r, r + 1, column_bytes, to, first, min(low, last))
+        _add_values(tile, row, end, column_bytes, to, low, high)
+        for r in range(row, end):
+            last = scalar_load_i64(state + (r - row) * tile.part_bytes, _HIGH)
+            _add_values(tile, r, r + 1, column_bytes, to, high, last)
 
 
 @helper
 def _add_values(
-    like: Any, tile: Tile, column: int, part: int, weights: int, first: int, last: int
+    tile: Tile, row: int, end: int, column_bytes: int, to: int, first: int, last: int
 ) -> None:
-    if first >= last:
-        return
-    step = part_bytes(tile.value_columns)
-    offset = tile.key_dim * _F16_ROW + column * 2
-    sums = load_tile(like, part + column * 4, step)
-    for t in range(first, last):
-        block = scalar_load_i64(tile.blocks, (t >> 4) * 8)
-        values = block + (t & 15) * tile.value_columns * 2
-        low = f16_to_f32(load_f16x8(values, offset))
-        high = f16_to_f32(load_f16x8(values, offset + 16))
-        sums = add_outer(sums, low, high, weights + t * 4, SCORE_BYTES)
-    store_tile(sums, part + column * 4, step)
+    if first < last:
+        add_values(
+            end - row,
+            to + row * tile.part_bytes + column_bytes,
+            tile.part_bytes,
+            tile.scores + row * SCORE_BYTES,
+            SCORE_BYTES,
+            first,
+            last,
+            tile.blocks,
+            tile.key_dim * BLOCK_TOKENS * F16_BYTES + column_bytes // 2,
+            (tile.part_bytes - STATE_BYTES) // 2,
+        )
 
 
 @helper
-def fold_part(total: int, part: int, columns: int) -> None:
-    """Adds a row's part to its total; both are laid out as parts."""
-    if scalar_load_i32(part, columns * 4 + 8) >= scalar_load_i32(part, columns * 4 + 12):
-        return
-    before, here = broadcast_f32x8(total, columns * 4), broadcast_f32x8(part, columns * 4)
-    largest = maximum(before, here)
-    rescale, scale = _exp2(before - largest), _exp2(here - largest)
-    for i in range(0, columns, 8):
-        kept = load_f32x8(total, i * 4) * rescale
-        store_f32x8(total, i * 4, fma(load_f32x8(part, i * 4), scale, kept))
-    weights = broadcast_f32x8(total, columns * 4 + 4) * rescale
-    weights = fma(broadcast_f32x8(part, columns * 4 + 4), scale, weights)
-    _store_state(total, columns, largest, weights)
+def _clear_totals(tile: Tile) -> None:
+    """A sink is a score that comes before all others and has no value."""
+    for row in range(tile.rows):
+        total = tile.totals + row * tile.part_bytes
+        state = total + tile.part_bytes - STATE_BYTES
+        for at in range(total, state, 32):
+            store_f32x8(at, 0, splat_f32x8(0.0))
+        scalar_store_f32(state, _LARGEST, -np.inf)
+        scalar_store_f32(state, _WEIGHTS, 0.0)
+        if tile.sinks != 0:
+            sink = scalar_load_f32(tile.sinks, row % tile.rows_per_query * 4)
+            scalar_store_f32(state, _LARGEST, sink * _LOG2_E)
+            scalar_store_f32(state, _WEIGHTS, 1.0)
 
 
 @helper
-def clear_total(total: int, columns: int) -> None:
-    for i in range(0, columns, 8):
-        store_f32x8(total, i * 4, splat_f32x8(0.0))
-    _store_state(total, columns, splat_f32x8(-np.inf), splat_f32x8(0.0))
+def _fold_part(tile: Tile, parts: int) -> None:
+    """Adds the rows' parts for one partition to their totals."""
+    for row in range(tile.rows):
+        part, total = parts + row * tile.part_bytes, tile.totals + row * tile.part_bytes
+        state = tile.part_bytes - STATE_BYTES
+        if scalar_load_i64(part + state, _LOW) < scalar_load_i64(part + state, _HIGH):
+            before = broadcast_f32x8(total + state, _LARGEST)
+            here = broadcast_f32x8(part + state, _LARGEST)
+            largest = maximum(before, here)
+            rescale, scale = _exp2(before - largest), _exp2(here - largest)
+            for i in range(0, state, 32):
+                kept = load_f32x8(total, i) * rescale
+                store_f32x8(total, i, fma(load_f32x8(part, i), scale, kept))
+            weights = broadcast_f32x8(total + state, _WEIGHTS) * rescale
+            weights = fma(broadcast_f32x8(part + state, _WEIGHTS), scale, weights)
+            scalar_store_f32(total + state, _LARGEST, extract(largest, 0))
+            scalar_store_f32(total + state, _WEIGHTS, extract(weights, 0))
 
 
 @helper
-def add_sink(total: int, columns: int, sink: float) -> None:
-    """A logit that joins the softmax without a value."""
-    before, here = broadcast_f32x8(total, columns * 4), splat_f32x8(sink * _LOG2_E)
-    largest = maximum(before, here)
-    rescale = _exp2(before - largest)
-    for i in range(0, columns, 8):
-        store_f32x8(total, i * 4, load_f32x8(total, i * 4) * rescale)
-    weights = broadcast_f32x8(total, columns * 4 + 4)
-    _store_state(total, columns, largest, fma(weights, rescale, _exp2(here - largest)))
-
-
-@helper
-def write_row(total: int, columns: int, out: int, value_dim: int) -> None:
-    weights = broadcast_f32x8(total, columns * 4 + 4)
-    for i in range(0, value_dim, 8):
-        result = load_f32x8(total, i * 4) / weights
-        store_masked_f32x8(out, i * 4, result, lanes_below(value_dim - i))
-
-
-@helper
-def load_query(q: int, key_dim: int, scale: float, softcap: float, to: int) -> None:
-    """A query times what turns its scores into powers of two, or into tanh's argument."""
-    factor = splat_f32x8(scale / softcap if softcap != 0 else scale * _LOG2_E)
-    for i in range(0, key_dim, 8):
-        mask = lanes_below(key_dim - i)
-        store_masked_f32x8(to, i * 4, load_masked_f32x8(q, i * 4, mask) * factor, mask)
-
-
-@helper
-def _store_state(part: int, columns: int, largest: Any, weights: Any) -> None:
-    one = lanes_below(1)
-    store_masked_f32x8(part, columns * 4, largest, one)
-    store_masked_f32x8(part, columns * 4 + 4, weights, one)
+def _write_rows(tile: Tile) -> None:
+    for row in range(tile.rows):
+        query, head = divmod(row, tile.rows_per_query)
+        out = tile.out + query * tile.out_bytes + head * tile.value_dim * 4
+        total = tile.totals + row * tile.part_bytes
+        weights = broadcast_f32x8(total + tile.part_bytes - STATE_BYTES, _WEIGHTS)
+        for i in range(0, tile.value_dim, 8):
+            result = load_f32x8(total, i * 4) / weights
+            store_masked_f32x8(out, i * 4, result, lanes_below(tile.value_dim - i))
 
 
 @helper

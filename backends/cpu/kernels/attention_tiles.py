@@ -1,90 +1,205 @@
-"""Register tiles of attention: the sums of a few rows by 16 lanes, and what adds to them.
+"""The two inner loops of attention, on register tiles of a few rows by 16 lanes.
 
-A tile is a tuple of vectors, two for each row, which LLVM keeps in registers across a loop. Every
-sum is one chain of fused multiply-adds in the loop's order, so its bits do not depend on how many
-rows share the tile.
+They are built as LLVM IR, one function for each number of rows up to MOST_ROWS, so that their sums
+stay in registers and compiling them costs no type inference. Every sum is one chain of fused
+multiply-adds in rising order, whose bits do not depend on how many rows share the tile.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import llvmlite.ir as ir
 from numba import types
-from numba.core import cgutils
 
-from localllm.backends.cpu.simd import f32x8, intrinsic
-from localllm.backends.cpu.simd.vector import ELEMENTS, I8, I64, overloaded, splat_ir
+from localllm.backends.base import BLOCK_TOKENS
+from localllm.backends.cpu.simd import intrinsic
+from localllm.backends.cpu.simd.convert import f16_bits_to_f32
+from localllm.backends.cpu.simd.vector import (
+    ELEMENTS,
+    I8,
+    I32,
+    I64,
+    call,
+    f32x8,
+    i16x8,
+    overloaded,
+    splat_ir,
+)
 
-TILE_LANES = 16  # two vectors
-_VECTOR_BYTES = 32
+MOST_ROWS = 6  # by 2 vectors of sums: with what is added to them, AVX2's 16 registers
 
-
-def _at(b: Any, address: Any, row: int, row_bytes: Any, byte: int, element: Any) -> Any:
-    """Pointer to `byte` of a row of a matrix at `address`."""
-    offset = b.add(b.mul(row_bytes, ir.Constant(I64, row)), ir.Constant(I64, byte))
-    start = b.inttoptr(address, I8.as_pointer())
-    return b.bitcast(b.gep(start, [offset], source_etype=I8), element.as_pointer())
-
-
-def _zeros(rows: int) -> Any:
-    @intrinsic
-    def zeros(typingctx: Any) -> Any:
-        def build(context: Any, b: Any, sig: Any, args: Any) -> Any:
-            zero = ir.Constant(f32x8.ir, None)
-            return cgutils.pack_array(b, [zero] * (2 * rows))
-
-        return types.UniTuple(f32x8, 2 * rows)(), build
-
-    return zeros
-
-
-zeros_1, zeros_2, zeros_3, zeros_4, zeros_6 = map(_zeros, (1, 2, 3, 4, 6))
+_HALF_ROW = 16  # bytes of eight float16
+_VECTOR = 32  # bytes of eight float32
+_CACHE_LINE = 64
 
 
 @intrinsic
-def load_tile(typingctx: Any, like: Any, address: Any, row_bytes: Any) -> Any:
-    """A tile of as many rows as `like`, from 16 columns of a float32 matrix."""
+def score_rows(
+    typingctx: Any,
+    rows: Any,
+    keys: Any,
+    key_dim: Any,
+    q: Any,
+    to: Any,
+    row_bytes: Any,
+    ahead: Any,
+) -> Any:
+    """Scores of `rows` queries with a block's 16 keys: to[r] = sum over d of q[r, d] * keys[d].
 
-    def build(context: Any, b: Any, sig: Any, args: Any) -> Any:
-        vectors = [
-            b.load(_at(b, args[1], i // 2, args[2], i % 2 * _VECTOR_BYTES, f32x8.ir), align=4)
-            for i in range(like.count)
-        ]
-        return cgutils.pack_array(b, vectors)
+    q is [rows, key_dim], rows of `to` are row_bytes apart; a cache line for each d is fetched from
+    `ahead` on.
+    """
 
-    return like(like, types.int64, types.int64), build
+    def body(b: Any, height: int, args: list[Any]) -> None:
+        keys, key_dim, q, to, row_bytes, ahead = args
+
+        def step(d: Any, sums: list[Any]) -> list[Any]:
+            _prefetch(b, _offset(b, ahead, d, _CACHE_LINE))
+            halves = _load_halves(b, _offset(b, keys, d, 2 * BLOCK_TOKENS))
+            factors = _offset(b, q, d, 4)
+            return _add_outer(b, sums, halves, factors, b.mul(key_dim, _word(4)))
+
+        sums = _loop(b, _word(0), key_dim, [_zeros()] * (2 * height), step)
+        for i, pointer in enumerate(_vectors(b, height, to, row_bytes)):
+            b.store(sums[i], pointer, align=4)
+
+    return types.void(*[types.int64] * 7), _switch("attention_score", body)
 
 
 @intrinsic
-def store_tile(typingctx: Any, tile: Any, address: Any, row_bytes: Any) -> Any:
-    """Stores a tile into 16 columns of a float32 matrix."""
+def add_values(
+    typingctx: Any,
+    rows: Any,
+    sums: Any,
+    sums_bytes: Any,
+    weights: Any,
+    weights_bytes: Any,
+    first: Any,
+    last: Any,
+    blocks: Any,
+    offset: Any,
+    value_bytes: Any,
+) -> Any:
+    """sums[r, 0:16] += weights[r, t] * values[t, 0:16] for positions t from first to last.
 
-    def build(context: Any, b: Any, sig: Any, args: Any) -> Any:
-        for i, vector in enumerate(cgutils.unpack_tuple(b, args[0], tile.count)):
-            to = _at(b, args[1], i // 2, args[2], i % 2 * _VECTOR_BYTES, f32x8.ir)
-            b.store(vector, to, align=4)
+    `blocks` lists the addresses of the partition's blocks, and the
+    values of a block's position p start `offset + p * value_bytes` behind them.
+    """
+
+    def body(b: Any, height: int, args: list[Any]) -> None:
+        to, to_bytes, weights, weights_bytes, first, last, blocks, offset, value_bytes = args
+
+        def step(t: Any, sums: list[Any]) -> list[Any]:
+            listed = _offset(b, blocks, b.udiv(t, _word(BLOCK_TOKENS)), 8)
+            block = b.load(b.inttoptr(listed, I64.as_pointer()))
+            position = b.urem(t, _word(BLOCK_TOKENS))
+            at = b.add(b.add(block, offset), b.mul(position, value_bytes))
+            factors = _offset(b, weights, t, 4)
+            return _add_outer(b, sums, _load_halves(b, at), factors, weights_bytes)
+
+        pointers = _vectors(b, height, to, to_bytes)
+        before = [b.load(pointer, align=4) for pointer in pointers]
+        for total, pointer in zip(_loop(b, first, last, before, step), pointers, strict=True):
+            b.store(total, pointer, align=4)
+
+    return types.void(*[types.int64] * 10), _switch("attention_values", body)
+
+
+def _switch(name: str, body: Callable[[Any, int, list[Any]], None]) -> Callable[..., Any]:
+    """An intrinsic's code: calls the function for as many rows as its first argument says."""
+
+    def generate(context: Any, b: Any, sig: Any, args: Any) -> Any:
+        end = b.append_basic_block(name)
+        switch = b.switch(args[0], end)
+        for height in range(1, MOST_ROWS + 1):
+            case = b.append_basic_block(f"{name}_{height}")
+            switch.add_case(_word(height), case)
+            b.position_at_end(case)
+            b.call(_function(b.module, f"{name}_{height}", height, len(args) - 1, body), args[1:])
+            b.branch(end)
+        b.position_at_end(end)
         return context.get_dummy_value()
 
-    return types.void(tile, types.int64, types.int64), build
+    return generate
 
 
-@intrinsic
-def add_outer(
-    typingctx: Any, tile: Any, low: Any, high: Any, factors: Any, factor_bytes: Any
+def _function(
+    module: Any, name: str, height: int, n_args: int, body: Callable[[Any, int, list[Any]], None]
 ) -> Any:
-    """tile[r] += factor[r] * (low, high), with one float32 factor every `factor_bytes` bytes."""
+    if name in module.globals:
+        return module.globals[name]
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64] * n_args), name)
+    function.linkage = "linkonce_odr"
+    function.attributes.add("noinline")
+    b = ir.IRBuilder(function.append_basic_block())
+    body(b, height, list(function.args))
+    b.ret_void()
+    return function
 
-    def build(context: Any, b: Any, sig: Any, args: Any) -> Any:
-        sums = cgutils.unpack_tuple(b, args[0], tile.count)
-        result = []
-        for r in range(tile.count // 2):
-            factor = b.load(_at(b, args[3], r, args[4], 0, ELEMENTS["f32"]), align=4)
-            factor = splat_ir(b, factor, f32x8.n)
-            result += [
-                overloaded(b, "llvm.fma", vector, factor, sums[2 * r + i])
-                for i, vector in enumerate(args[1:3])
-            ]
-        return cgutils.pack_array(b, result)
 
-    return tile(tile, f32x8, f32x8, types.int64, types.int64), build
+def _loop(
+    b: Any, first: Any, last: Any, start: list[Any], step: Callable[[Any, list[Any]], list[Any]]
+) -> list[Any]:
+    """for i in range(first, last): values = step(i, values); values are kept in registers."""
+    before = b.block
+    head, inside, after = (b.append_basic_block() for _ in range(3))
+    b.branch(head)
+    b.position_at_end(head)
+    i = b.phi(I64)
+    values = [b.phi(value.type) for value in start]
+    b.cbranch(b.icmp_signed("<", i, last), inside, after)
+    b.position_at_end(inside)
+    results = step(i, values)
+    following = b.add(i, _word(1))
+    for phi, initial, result in zip(
+        [i, *values], [first, *start], [following, *results], strict=True
+    ):
+        phi.add_incoming(initial, before)
+        phi.add_incoming(result, b.block)
+    b.branch(head)
+    b.position_at_end(after)
+    return values
+
+
+def _add_outer(b: Any, sums: list[Any], halves: list[Any], factors: Any, step: Any) -> list[Any]:
+    """Adds each row's factor times the two vectors; factors are `step` bytes apart."""
+    result = []
+    for row in range(len(sums) // 2):
+        at = b.inttoptr(b.add(factors, b.mul(step, _word(row))), ELEMENTS["f32"].as_pointer())
+        factor = splat_ir(b, b.load(at, align=4), f32x8.n)
+        for i, half in enumerate(halves):
+            result.append(overloaded(b, "llvm.fma", half, factor, sums[2 * row + i]))
+    return result
+
+
+def _load_halves(b: Any, address: Any) -> list[Any]:
+    """16 float16 as two vectors of float32."""
+    kind = i16x8.ir.as_pointer()
+    addresses = [address, b.add(address, _word(_HALF_ROW))]
+    return [f16_bits_to_f32(b, b.load(b.inttoptr(a, kind), align=2)) for a in addresses]
+
+
+def _vectors(b: Any, rows: int, address: Any, row_bytes: Any) -> list[Any]:
+    """Pointers to the two vectors of each row."""
+    starts = [b.add(address, b.mul(row_bytes, _word(row))) for row in range(rows)]
+    kind = f32x8.ir.as_pointer()
+    return [b.inttoptr(b.add(at, _word(i * _VECTOR)), kind) for at in starts for i in range(2)]
+
+
+def _prefetch(b: Any, address: Any) -> None:
+    pointer = b.inttoptr(address, I8.as_pointer())
+    call(b, "llvm.prefetch.p0", ir.VoidType(), [pointer, *(ir.Constant(I32, v) for v in (0, 3, 1))])
+
+
+def _offset(b: Any, address: Any, index: Any, size: int) -> Any:
+    return b.add(address, b.mul(index, _word(size)))
+
+
+def _word(value: int) -> Any:
+    return ir.Constant(I64, value)
+
+
+def _zeros() -> Any:
+    return ir.Constant(f32x8.ir, None)
