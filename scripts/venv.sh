@@ -17,16 +17,16 @@ find_python() {
 # installed. Does nothing when they are and neither pyproject.toml nor the place has changed.
 # A run that was interrupted leaves .venv/.incomplete behind: the next one starts afresh.
 ensure_venv() {
-    local name=$1 stamp=.venv/.installed-$1 wanted
+    local stamp=.venv/.installed-$1 wanted
     shift
     wanted="$PWD $* $(cksum < pyproject.toml)"
-    if [ -e .venv ] && { [ -e .venv/.incomplete ] || ! .venv/bin/python -m pip --version; } \
-        >/dev/null 2>&1; then
+    if [ ! -e .venv/.incomplete ] && .venv/bin/python -c '' 2>/dev/null; then
+        if [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; then
+            return
+        fi
+    elif [ -e .venv ]; then
         echo "Removing a .venv that is only half made" >&2
         rm -rf .venv
-    fi
-    if [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; then
-        return
     fi
     mkdir -p .venv
     touch .venv/.incomplete
