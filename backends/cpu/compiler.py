@@ -1,7 +1,8 @@
-"""Compiles the kernels that a plan needs, several at a time, each in the shared disk cache.
+"""Compiles the kernels that a plan needs, several at a time, each into the shared disk cache.
 
-Most of a kernel's compile time is Python (type inference), so threads would take turns: helpers
-are processes. Each is told one kernel at a time on its standard input and answers with a line.
+Most of a kernel's compile time is Python (type inference), so threads would take turns: beside
+this process there are helper processes. A helper is told one kernel at a time on its standard
+input and answers with a line.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from localllm.backends.base import ProgressFn
 from localllm.backends.cpu import cache, target
 from localllm.backends.cpu.kernel import Kernel, find_kernel
 
-_FEWEST_FOR_HELPERS = 3  # below this, starting a process costs more than it saves
+_KERNELS_PER_PROCESS = 3  # for fewer, starting a process costs more than it saves
 _log = logging.getLogger(__name__)
 
 
@@ -28,53 +29,59 @@ def compile_kernels(kernels: Sequence[Kernel], processes: int, progress: Progres
     if missing:
         noun = "kernel" if len(missing) == 1 else "kernels"
         progress(f"compiling {len(missing)} {noun} (first run only)")
-    if len(missing) >= _FEWEST_FOR_HELPERS and processes > 1:
-        _compile_in_helpers(missing, min(processes, len(missing)), progress)
+        _Compilation(missing, progress).run(min(processes, len(missing) // _KERNELS_PER_PROCESS))
     for kernel in kernels:
-        kernel.address  # noqa: B018  # loads it, or compiles what no helper did
+        kernel.address  # noqa: B018  # loads what a helper compiled, or left undone
 
 
-def _compile_in_helpers(kernels: Sequence[Kernel], processes: int, progress: ProgressFn) -> None:
-    waiting: queue.SimpleQueue[Kernel] = queue.SimpleQueue()
-    for kernel in kernels:
-        waiting.put(kernel)
-    done: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-    feeders = [
-        threading.Thread(target=_feed, args=(waiting, done), daemon=True) for _ in range(processes)
-    ]
-    for feeder in feeders:
-        feeder.start()
-    finished, running = 0, processes
-    while running:
-        if done.get() is None:
-            running -= 1
-            continue
-        finished += 1
-        progress(f"compiled {finished} of {len(kernels)} kernels")
-    for feeder in feeders:
-        feeder.join()
+class _Compilation:
+    """Kernels waiting to be compiled by this process and its helpers."""
 
+    def __init__(self, kernels: Sequence[Kernel], progress: ProgressFn) -> None:
+        self._waiting: queue.SimpleQueue[Kernel] = queue.SimpleQueue()
+        for kernel in kernels:
+            self._waiting.put(kernel)
+        self._total, self._finished = len(kernels), 0
+        self._progress = progress
+        self._lock = threading.Lock()
 
-def _feed(waiting: queue.SimpleQueue[Kernel], done: queue.SimpleQueue[str | None]) -> None:
-    """Runs one helper until no kernel is left. A helper that dies leaves its kernel to us."""
-    command = [sys.executable, "-m", __name__, target.current(), str(cache.directory())]
-    try:
-        with subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        ) as helper:
-            assert helper.stdin is not None
-            assert helper.stdout is not None
-            while True:
-                kernel = waiting.get_nowait()
-                print(kernel.origin.to_json(), file=helper.stdin, flush=True)
-                if not helper.stdout.readline():
-                    _log.warning("a compiler process ended early; compiling in this one")
-                    break
-                done.put(kernel.name)
-    except (queue.Empty, OSError):
-        pass
-    finally:
-        done.put(None)
+    def run(self, processes: int) -> None:
+        helpers = [threading.Thread(target=self._feed, daemon=True) for _ in range(processes - 1)]
+        for helper in helpers:
+            helper.start()
+        while kernel := self._next():
+            kernel.address  # noqa: B018  # compiles it
+            self._finish_one()
+        for helper in helpers:
+            helper.join()
+
+    def _feed(self) -> None:
+        """Runs one helper process until no kernel is left. What it fails at stays undone."""
+        command = [sys.executable, "-m", __name__, target.current(), str(cache.directory())]
+        pipe = subprocess.PIPE
+        try:
+            with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as helper:
+                assert helper.stdin is not None
+                assert helper.stdout is not None
+                while kernel := self._next():
+                    print(kernel.origin.to_json(), file=helper.stdin, flush=True)
+                    if not helper.stdout.readline():
+                        _log.warning("a compiler process ended early; compiling without it")
+                        return
+                    self._finish_one()
+        except OSError as error:
+            _log.warning("no compiler process (%s); compiling without it", error.strerror)
+
+    def _next(self) -> Kernel | None:
+        try:
+            return self._waiting.get_nowait()
+        except queue.Empty:
+            return None
+
+    def _finish_one(self) -> None:
+        with self._lock:
+            self._finished += 1
+            self._progress(f"compiled {self._finished} of {self._total} kernels")
 
 
 def _help(isa: str, directory: str) -> None:

@@ -11,7 +11,8 @@ import json, sys
 from localllm.backends.cpu import compiler
 from localllm.backends.cpu.kernels import elementwise, rows
 
-kernels = [elementwise.add(), elementwise.act_mul("silu"), rows.select_rows, rows.position_scale]
+kernels = [elementwise.add(), elementwise.scale(), elementwise.act_mul("silu"),
+           elementwise.softcap(), rows.select_rows, rows.position_scale]
 ready = [kernel.is_ready() for kernel in kernels]
 lines = []
 if "broken" in sys.argv:
@@ -36,16 +37,16 @@ def run(cache: Path, *arguments: str) -> list[object]:
 
 def test_helpers_compile_what_is_missing(tmp_path: Path) -> None:
     before, after, usable, lines = run(tmp_path)
-    assert (before, after, usable) == ([False] * 4, [True] * 4, True)
+    assert (before, after, usable) == ([False] * 6, [True] * 6, True)
     assert lines == [
-        "compiling 4 kernels (first run only)",
-        *[f"compiled {n} of 4 kernels" for n in (1, 2, 3, 4)],
+        "compiling 6 kernels (first run only)",
+        *[f"compiled {n} of 6 kernels" for n in range(1, 7)],
     ]
     before, after, usable, lines = run(tmp_path)
-    assert (before, after, usable, lines) == ([True] * 4, [True] * 4, True, [])
+    assert (before, after, usable, lines) == ([True] * 6, [True] * 6, True, [])
 
 
 def test_without_helpers_the_process_compiles_alone(tmp_path: Path) -> None:
     before, after, usable, lines = run(tmp_path, "broken")
-    assert (before, after, usable) == ([False] * 4, [True] * 4, True)
-    assert lines == ["compiling 4 kernels (first run only)"]
+    assert (before, after, usable) == ([False] * 6, [True] * 6, True)
+    assert lines[-1] == "compiled 6 of 6 kernels"
