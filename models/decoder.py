@@ -6,6 +6,7 @@ experts and a tied output are read off the file's tensors.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Literal
 
 from localllm.backends.program import ActivationName, Program, RopeTable, Value
@@ -54,16 +55,20 @@ class Decoder(Recorder):
         if self.rope_base == 1.0:
             keys.refuse("rope.freq_base", "is 1, which turns all pairs alike")
         self.setup()
-        self.full_rope = rope_table(
+
+    def setup(self) -> None:
+        """Reads the family's own keys."""
+
+    @cached_property
+    def full_rope(self) -> RopeTable:
+        """As the file says. Only made once tensors have confirmed the heads' size."""
+        return rope_table(
             self.rope_dims,
             self.rope_base,
             interleaved=self.interleaved_rope,
             scaling=self.rope_scaling,
             factors=self.rope_factors,
         )
-
-    def setup(self) -> None:
-        """Reads the family's own keys; the rotation of full layers is made after it."""
 
     def build(self) -> Program:
         x = self.embed()

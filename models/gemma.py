@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 from localllm.backends.program import RopeTable, Value
 from localllm.models.decoder import Decoder
 from localllm.models.rope import rope_table
@@ -22,11 +24,8 @@ class Gemma2(Gemma, SlidingDecoder):
     default_logit_softcap = 30.0
     wide_scale_layers = 46  # the 27B divides by the width per head instead of the head's own
 
-    def setup(self) -> None:
-        super().setup()
-        self.local_rope = self.make_local_rope()
-
-    def make_local_rope(self) -> RopeTable:
+    @cached_property
+    def local_rope(self) -> RopeTable:
         base = self.keys.positive("rope.freq_base_swa", self.rope_base)
         return rope_table(
             self.rope_dims, base, interleaved=self.interleaved_rope, scaling=self.rope_scaling
@@ -44,7 +43,7 @@ class Gemma2(Gemma, SlidingDecoder):
         return self.keys.positive("attn_logit_softcapping", 50.0)
 
     def output(self, x: Value) -> Value:
-        cap = self.keys.number("final_logit_softcapping", self.default_logit_softcap)
+        cap = self.keys.not_negative("final_logit_softcapping", self.default_logit_softcap)
         return self.program.softcap(super().output(x), cap)
 
 
@@ -55,7 +54,8 @@ class Gemma3(Gemma2):
     wide_scale_layers = 62
     default_logit_softcap = 0.0
 
-    def make_local_rope(self) -> RopeTable:
+    @cached_property
+    def local_rope(self) -> RopeTable:
         base = self.keys.positive("rope.freq_base_swa", 10000.0)
         return rope_table(self.rope_dims, base, interleaved=self.interleaved_rope)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import NoReturn
 
 import numpy as np
@@ -11,6 +10,8 @@ from localllm.errors import GGUFError
 from localllm.gguf import GGUFFile
 
 MAX_COUNT = 2**31 - 1
+_FLOAT32_MAX = float(np.finfo(np.float32).max)
+_FLOAT32_TINY = float(np.finfo(np.float32).tiny)
 
 
 class Keys:
@@ -32,18 +33,24 @@ class Keys:
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
-        """A finite number; required when there is no default."""
+        """A number that float32 can hold; required when there is no default."""
         key = self._prefix + name
         value = self._file.get_float(key) if default is None else self._file.get_float(key, default)
-        if not math.isfinite(value):
-            self.refuse(name, f"is {value}, expected a finite number")
+        if not abs(value) <= _FLOAT32_MAX:  # also catches NaN
+            self.refuse(name, f"is {value}, expected a finite float32")
         return value
 
     def positive(self, name: str, default: float | None = None) -> float:
-        """A finite number above zero; required when there is no default."""
+        """The same, above zero."""
         value = self.number(name, default)
-        if value <= 0:
+        if value < _FLOAT32_TINY:
             self.refuse(name, f"is {value:g}, expected more than 0")
+        return value
+
+    def not_negative(self, name: str, default: float) -> float:
+        value = self.number(name, default)
+        if value < 0:
+            self.refuse(name, f"is {value:g}, expected 0 or more")
         return value
 
     def flag(self, name: str, default: bool) -> bool:

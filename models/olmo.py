@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 from localllm.backends.program import RopeTable
 from localllm.models.decoder import Decoder
 from localllm.models.rope import rope_table
@@ -16,9 +18,9 @@ class Olmo2(SlidingDecoder):
     head_norms = True
     period = 4
 
-    def setup(self) -> None:
-        super().setup()
-        self.local_rope = rope_table(self.rope_dims, self.rope_base, interleaved=False)
+    @cached_property
+    def local_rope(self) -> RopeTable:
+        return rope_table(self.rope_dims, self.rope_base, interleaved=self.interleaved_rope)
 
     def rope(self, layer: int) -> RopeTable:
         """Only full layers were stretched to longer contexts."""

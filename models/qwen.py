@@ -6,7 +6,7 @@ from localllm.models.decoder import Decoder
 
 
 class Qwen2(Decoder):
-    pass
+    """The common decoder."""
 
 
 class Qwen3(Decoder):

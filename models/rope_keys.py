@@ -14,9 +14,12 @@ def read_rope_scaling(keys: Keys, trained_context: int) -> RopeScaling:
     kind = keys.text("rope.scaling.type", "linear")
     if kind not in SCALING_KINDS:
         keys.refuse("rope.scaling.type", f"is {kind!r}, expected one of {', '.join(SCALING_KINDS)}")
-    factor = keys.number("rope.scaling.factor", keys.number("rope.scale_linear", 0.0))
-    if factor < 0:
-        keys.refuse("rope.scaling.factor", f"is {factor:g}, expected more than 0")
+    factor = keys.not_negative("rope.scaling.factor", keys.not_negative("rope.scale_linear", 0.0))
+    log_multiplier = keys.number("rope.scaling.yarn_log_multiplier", 0.0)
+    if log_multiplier < 0:
+        keys.refuse(
+            "rope.scaling.yarn_log_multiplier", f"is {log_multiplier:g}, expected 0 or more"
+        )
     return RopeScaling(
         kind=cast(ScalingKind, kind),
         factor=factor or 1.0,  # files say 0 for "none"
@@ -24,7 +27,7 @@ def read_rope_scaling(keys: Keys, trained_context: int) -> RopeScaling:
         attention_factor=keys.positive("rope.scaling.attn_factor", 1.0),
         beta_fast=keys.positive("rope.scaling.yarn_beta_fast", 32.0),
         beta_slow=keys.positive("rope.scaling.yarn_beta_slow", 1.0),
-        log_multiplier=keys.number("rope.scaling.yarn_log_multiplier", 0.0),
+        log_multiplier=keys.not_negative("rope.scaling.yarn_log_multiplier", 0.0),
     )
 
 
