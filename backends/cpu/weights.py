@@ -12,9 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from localllm.backends.base import ProgressFn
-from localllm.backends.cpu.matmul import FORMATS, WeightFormat, storage_type
+from localllm.backends.cpu.compiler import compile_kernels
+from localllm.backends.cpu.kernel import Kernel
+from localllm.backends.cpu.matmul import FORMATS, WeightFormat, convert, storage_type
 from localllm.backends.cpu.memory import ByteArray, aligned_bytes, round_up
-from localllm.backends.program import Attention, FloatArray, Linear, Norm, Program
+from localllm.backends.program import Attention, Embed, FloatArray, Linear, Norm, Program
 from localllm.errors import GGUFError
 from localllm.gguf import Tensor, TensorType
 
@@ -73,6 +75,7 @@ def load_weights(
     matrices = [tensors[name] for name in names if name not in vectors]
     plans = [_MatrixPlan(tensor) for tensor in matrices]
     _report_conversions(plans, progress)
+    compile_kernels(_kernels(plans, program), threads, progress)
     weights = Weights(aligned_bytes(sum(plan.n_bytes for plan in plans), huge_pages=True))
     offset, meter = 0, _Meter(progress, sum(tensor.n_bytes for tensor in matrices))
     with ThreadPoolExecutor(threads, "localllm-load") as pool:
@@ -87,6 +90,18 @@ def load_weights(
             weights.add_vector(name, np.array(tensors[name].dequantize(), np.float32).ravel())
             tensors[name].drop_pages()
     return weights
+
+
+def _kernels(plans: Iterable[_MatrixPlan], program: Program) -> list[Kernel]:
+    """All kernels of the formats in use: packing needs some of them now, a step the others."""
+    embedded = {op.weight for op in program.ops if isinstance(op, Embed)}
+    found: dict[Kernel, None] = {}
+    for plan in plans:
+        form = plan.format
+        found |= dict.fromkeys((form.matmul, form.activation.quantize, form.pack_kernel))
+        if plan.tensor.name in embedded:
+            found[form.embed] = None
+    return list(found)
 
 
 def _vector_names(program: Program) -> set[str]:
@@ -162,11 +177,10 @@ def _convert(source: ByteArray, tensor: Tensor, target: TensorType) -> ByteArray
     try:
         with np.errstate(all="ignore"):  # damaged weights may hold infinities and NaN
             values = quants.dequantize(source, GGMLQuantizationType(tensor.type))
-            packed = quants.quantize(values, GGMLQuantizationType(target))
+            return convert(values, target)
     except (NotImplementedError, ValueError) as error:
         name = tensor.type.name
         raise GGUFError(f"tensor {tensor.name!r}: cannot convert {name}") from error
-    return packed.view(np.uint8).reshape(source.shape[0], -1)
 
 
 def _report_conversions(plans: Iterable[_MatrixPlan], progress: ProgressFn) -> None:
