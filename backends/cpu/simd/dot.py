@@ -1,7 +1,7 @@
 """Integer dot products of neighbouring lanes, the heart of quantized matmuls.
 
-`dot2_*` multiply lanes and add neighbours in twos. The caller sees to it that no sum overflows
-the result's element type.
+The operations on pairs leave it to the caller that no sum overflows the result's element.
+The `_ir` functions build IR for any number of lanes; `b` is the IR builder.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import llvmlite.ir as ir
 
 from localllm.backends.cpu import target
 from localllm.backends.cpu.simd.vector import (
+    ELEMENTS,
     call,
     i8x32,
     i16x16,
@@ -42,22 +43,36 @@ def dot2_i16(typingctx: Any, x: Any, y: Any) -> Any:
 
 
 def dot2_u8i8_ir(b: Any, x: Any, y: Any) -> Any:
+    """i8 lanes, x unsigned and y signed, to half as many i16."""
+    result = _vector("i16", x.type.count // 2)
     if target.current() != "scalar":
-        return call(b, "llvm.x86.avx2.pmadd.ub.sw", i16x16.ir, [x, y])
-    return _pairs(b, b.zext(x, _lanes_of(i16x16, 32)), b.sext(y, _lanes_of(i16x16, 32)))
+        name = {16: "llvm.x86.avx2.pmadd.ub.sw", 32: "llvm.x86.avx512.pmaddubs.w.512"}
+        return call(b, name[result.count], result, [x, y])
+    wide = _vector("i16", x.type.count)
+    return _add_pairs(b, b.mul(b.zext(x, wide), b.sext(y, wide)))
 
 
 def dot2_i16_ir(b: Any, x: Any, y: Any) -> Any:
+    """i16 lanes to half as many i32."""
+    result = _vector("i32", x.type.count // 2)
     if target.current() != "scalar":
-        return call(b, "llvm.x86.avx2.pmadd.wd", i32x8.ir, [x, y])
-    return _pairs(b, b.sext(x, _lanes_of(i32x8, 16)), b.sext(y, _lanes_of(i32x8, 16)))
+        name = {8: "llvm.x86.avx2.pmadd.wd", 16: "llvm.x86.avx512.pmaddw.d.512"}
+        return call(b, name[result.count], result, [x, y])
+    wide = _vector("i32", x.type.count)
+    return _add_pairs(b, b.mul(b.sext(x, wide), b.sext(y, wide)))
 
 
-def _lanes_of(kind: Any, n: int) -> Any:
-    return ir.VectorType(kind.ir.element, n)
+def dot4_u8i8_ir(b: Any, total: Any, x: Any, y: Any) -> Any:
+    """total + the sums of four products of i8 lanes, x unsigned and y signed; needs isa vnni."""
+    n = total.type.count
+    words = [b.bitcast(v, total.type) for v in (x, y)]
+    return call(b, f"llvm.x86.avx512.vpdpbusd.{n * 32}", total.type, [total, *words])
 
 
-def _pairs(b: Any, x: Any, y: Any) -> Any:
-    products = b.mul(x, y)
-    n = products.type.count
-    return b.add(lanes(b, products, list(range(0, n, 2))), lanes(b, products, list(range(1, n, 2))))
+def _vector(element: str, n: int) -> Any:
+    return ir.VectorType(ELEMENTS[element], n)
+
+
+def _add_pairs(b: Any, x: Any) -> Any:
+    n = x.type.count
+    return b.add(lanes(b, x, list(range(0, n, 2))), lanes(b, x, list(range(1, n, 2))))

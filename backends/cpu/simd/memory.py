@@ -93,6 +93,20 @@ def _scalar_loader(element: str, kind: Any) -> Any:
     return load
 
 
+def _unsigned_loader(element: str) -> Any:
+    """Widens to int64: Numba turns sums of its own signed and unsigned types into floats."""
+
+    @intrinsic
+    def load(typingctx: Any, address: Any, offset: Any) -> Any:
+        def build(context: Any, b: Any, sig: Any, args: Any) -> Any:
+            at = pointer(context, b, sig, args, ELEMENTS[element])
+            return b.zext(b.load(at, align=1, typ=ELEMENTS[element]), I64)
+
+        return types.int64(address, offset), build
+
+    return load
+
+
 def _scalar_storer(element: str, kind: Any) -> Any:
     @intrinsic
     def store(typingctx: Any, address: Any, offset: Any, value: Any) -> Any:
@@ -106,13 +120,13 @@ def _scalar_storer(element: str, kind: Any) -> Any:
     return store
 
 
-scalar_load_i8, scalar_load_u8 = _scalar_loader("i8", types.int8), _scalar_loader("i8", types.uint8)
+scalar_load_i8 = _scalar_loader("i8", types.int8)
 scalar_load_i16 = _scalar_loader("i16", types.int16)
-scalar_load_u16 = _scalar_loader("i16", types.uint16)
 scalar_load_i32 = _scalar_loader("i32", types.int32)
-scalar_load_u32 = _scalar_loader("i32", types.uint32)
 scalar_load_i64 = _scalar_loader("i64", types.int64)
 scalar_load_f32 = _scalar_loader("f32", types.float32)
+scalar_load_u8, scalar_load_u16 = _unsigned_loader("i8"), _unsigned_loader("i16")
+scalar_load_u32 = _unsigned_loader("i32")
 scalar_load_f64 = _scalar_loader("f64", types.float64)
 
 scalar_store_i8, scalar_store_i16 = (

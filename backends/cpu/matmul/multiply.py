@@ -1,0 +1,210 @@
+"""The matmul kernel: who computes which rows of which columns.
+
+Threads claim pieces: some row blocks, times all columns of a segment when they are few, else
+times a panel of columns, narrow enough for its sums to stay in the first-level cache.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from localllm.backends.cpu.kernel import (
+    Kernel,
+    arg_i64,
+    claim,
+    helper,
+    kernel,
+    kernel_factory,
+    row_count,
+)
+from localllm.backends.cpu.matmul.activations import CHUNK, RECORD_BYTES
+from localllm.backends.cpu.matmul.formats import LAYOUTS
+from localllm.backends.cpu.matmul.layout import VECTOR, Layout
+from localllm.backends.cpu.matmul.sources import unpacked_bytes, unpacker
+from localllm.backends.cpu.matmul.tiles import packed_tile, unpacked_tile
+from localllm.backends.cpu.simd import (
+    lanes_below,
+    load_f32x8,
+    load_masked_f32x8,
+    scalar_load_i64,
+    splat_f32x8,
+    store_f32x8,
+    store_masked_f32x8,
+)
+
+# Words of the argument block.
+PANEL, PACKED, ROWS, COLS, OUT, OUT_STRIDE, ROW_KIND, BIAS = range(2, 10)
+SCRATCH, SCRATCH_BYTES, SEGMENTS, SEGMENT_START, SEGMENT_BYTES = range(10, 15)
+
+FEW = 8  # columns up to which weights are unpacked in registers
+_PANEL = 240  # columns at most
+_ROW_BLOCKS = 2  # of an unpacked tile
+_CLAIM_BYTES = 32768  # of weights, for few columns
+_CLAIMS = 8  # at least, for each thread
+
+
+def scratch_bytes(layout: Layout) -> int:
+    """What a thread needs: one unpacked chunk, then the sums of a panel."""
+    blocks = CHUNK // layout.block
+    return blocks * unpacked_bytes(layout, _ROW_BLOCKS) + _PANEL * _ROW_BLOCKS * VECTOR
+
+
+@kernel_factory
+def multiplier(name: str) -> Kernel:
+    layout = LAYOUTS[name]
+    few, many = _few_columns(layout), _many_columns(layout)
+    block, block_bytes = layout.block, layout.block_bytes
+
+    @kernel
+    def matmul(args: int, tid: int, n: int) -> None:
+        row_blocks = (arg_i64(args, ROWS) + 7) // 8
+        row_bytes = (arg_i64(args, COLS) + block - 1) // block * block_bytes
+        few_step = max(1, min(_CLAIM_BYTES // row_bytes, row_blocks // (_CLAIMS * n)))
+        scratch = arg_i64(args, SCRATCH) + tid * arg_i64(args, SCRATCH_BYTES)
+        segments = max(1, arg_i64(args, SEGMENTS))
+        segment, before = 0, 0
+        item = claim(args, 1)
+        while True:
+            start, end = _segment(args, segment)
+            panels = (end - start + _PANEL - 1) // _PANEL
+            step = few_step if end - start <= FEW else _ROW_BLOCKS
+            pieces = (row_blocks + step - 1) // step
+            if item - before >= panels * pieces:
+                before += panels * pieces
+                segment += 1
+                if segment == segments:
+                    return
+                continue
+            weights = arg_i64(args, PACKED) + segment * arg_i64(args, SEGMENT_BYTES)
+            panel, first = (item - before) // pieces, (item - before) % pieces * step
+            if end - start <= FEW:
+                last = min(first + step, row_blocks)
+                few(args, weights, row_bytes, first, last, start, end, scratch)
+            else:
+                left = start + (end - start) * panel // panels
+                right = start + (end - start) * (panel + 1) // panels
+                many(args, weights, row_bytes, first, left, right, scratch)
+            item = claim(args, 1)
+
+    return matmul
+
+
+@helper
+def _columns(args: Any) -> Any:
+    """Columns of the whole panel."""
+    segments = arg_i64(args, SEGMENTS)
+    if segments > 0:
+        return scalar_load_i64(arg_i64(args, SEGMENT_START), 8 * segments)
+    return row_count(args, arg_i64(args, ROW_KIND))
+
+
+@helper
+def _segment(args: Any, segment: Any) -> Any:
+    """First column of a segment, and the one past its last."""
+    if arg_i64(args, SEGMENTS) > 0:
+        start = arg_i64(args, SEGMENT_START)
+        return scalar_load_i64(start, 8 * segment), scalar_load_i64(start, 8 * segment + 8)
+    return 0, _columns(args)
+
+
+@helper
+def _finish(args: Any, sums: Any, column: Any, row_block: Any) -> None:
+    """Adds the bias to eight sums and stores those that are rows of the matrix."""
+    row = 8 * row_block
+    left = arg_i64(args, ROWS) - row
+    out = arg_i64(args, OUT) + (column * arg_i64(args, OUT_STRIDE) + row) * 4
+    bias = arg_i64(args, BIAS)
+    value = load_f32x8(sums, 0)
+    if left >= 8:
+        if bias:
+            value += load_f32x8(bias, 4 * row)
+        store_f32x8(out, 0, value)
+    elif left > 0:
+        mask = lanes_below(left)
+        if bias:
+            value += load_masked_f32x8(bias, 4 * row, mask)
+        store_masked_f32x8(out, 0, value, mask)
+
+
+def _few_columns(layout: Layout) -> Any:
+    """few(args, weights, row_bytes, first, last, start, end, scratch): row blocks first..last."""
+    one, two, three, four = (packed_tile(layout, columns) for columns in (1, 2, 3, 4))
+    block, record = layout.block, RECORD_BYTES[layout.activation]
+
+    @helper
+    def few(
+        args: Any,
+        weights: Any,
+        row_bytes: Any,
+        first: Any,
+        last: Any,
+        start: Any,
+        end: Any,
+        sums: Any,
+    ) -> None:
+        panel = arg_i64(args, PANEL)
+        blocks = (arg_i64(args, COLS) + block - 1) // block
+        stride = _columns(args) * record
+        tiles = (end - start + 3) // 4
+        for row_block in range(first, last):
+            at = weights + row_block * row_bytes
+            for tile in range(tiles):
+                left = start + (end - start) * tile // tiles
+                columns = start + (end - start) * (tile + 1) // tiles - left
+                x = panel + left * record
+                for column in range(columns):
+                    store_f32x8(sums, column * VECTOR, splat_f32x8(0.0))
+                if columns == 1:
+                    one(at, x, stride, sums, blocks)
+                elif columns == 2:
+                    two(at, x, stride, sums, blocks)
+                elif columns == 3:
+                    three(at, x, stride, sums, blocks)
+                else:
+                    four(at, x, stride, sums, blocks)
+                for column in range(columns):
+                    _finish(args, sums + column * VECTOR, left + column, row_block)
+
+    return few
+
+
+def _many_columns(layout: Layout) -> Any:
+    """many(args, weights, row_bytes, first, start, end, scratch): _ROW_BLOCKS of row blocks."""
+    one, two, three = (unpacked_tile(layout, columns, _ROW_BLOCKS) for columns in (1, 2, 3))
+    unpack = unpacker(layout, _ROW_BLOCKS)
+    block, block_bytes, record = layout.block, layout.block_bytes, RECORD_BYTES[layout.activation]
+    in_chunk = CHUNK // block
+    sum_bytes = _ROW_BLOCKS * VECTOR
+
+    @helper
+    def many(
+        args: Any, weights: Any, row_bytes: Any, first: Any, start: Any, end: Any, scratch: Any
+    ) -> None:
+        panel, columns = arg_i64(args, PANEL), _columns(args)
+        rows, blocks = arg_i64(args, ROWS), (arg_i64(args, COLS) + block - 1) // block
+        sums = scratch + in_chunk * unpacked_bytes_
+        for i in range((end - start) * _ROW_BLOCKS):
+            store_f32x8(sums, i * VECTOR, splat_f32x8(0.0))
+        for chunk in range((blocks + in_chunk - 1) // in_chunk):
+            done = chunk * in_chunk
+            count = min(in_chunk, blocks - done)
+            for i in range(_ROW_BLOCKS):
+                row_block = min(first + i, (rows - 1) // 8)
+                at = weights + row_block * row_bytes + done * block_bytes
+                unpack(at, scratch + i * VECTOR, count)
+            x = panel + (chunk * columns + start) * record
+            out, left = sums, end - start
+            while left >= 3:
+                three(scratch, x, 0, out, count)
+                x, out, left = x + 3 * record, out + 3 * sum_bytes, left - 3
+            if left == 2:
+                two(scratch, x, 0, out, count)
+            elif left == 1:
+                one(scratch, x, 0, out, count)
+        for column in range(start, end):
+            for i in range(_ROW_BLOCKS):
+                at = sums + (column - start) * sum_bytes + i * VECTOR
+                _finish(args, at, column, first + i)
+
+    unpacked_bytes_ = unpacked_bytes(layout, _ROW_BLOCKS)
+    return many

@@ -1,0 +1,235 @@
+"""Where a tile's weights come from: the packed matrix, or scratch that many columns share.
+
+An unpacked block holds some row blocks side by side. Every field is [item][row block]: the
+scales and pairs of a K-quant, the factors, then the quants [unit][sub-block][group].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from localllm.backends.cpu.matmul.dots import Dots, dots
+from localllm.backends.cpu.matmul.emit import Emitter, Value, routine
+from localllm.backends.cpu.matmul.k_quants import KQuant
+from localllm.backends.cpu.matmul.layout import VECTOR, FloatLayout, IntegerLayout, Layout
+from localllm.backends.cpu.simd import Vector
+
+_PREFETCH = 2048  # bytes ahead
+RUN = 8  # k of a float block that are unrolled
+
+
+@dataclass(frozen=True)
+class Fields:
+    """Byte offsets in an unpacked block (scales are first), and its size."""
+
+    vector: int  # bytes of one item of all row blocks
+    pairs: int
+    factors: int
+    quants: int
+    size: int
+
+    @staticmethod
+    def of(layout: IntegerLayout, kind: Dots, row_blocks: int) -> Fields:
+        subs = layout.units * layout.subs(kind)
+        n_pairs = layout.n_pairs if isinstance(layout, KQuant) else 0
+        pairs = subs if n_pairs else 0
+        factors = pairs + n_pairs
+        quants = factors + layout.n_factors
+        vector = VECTOR * row_blocks
+        items = (pairs, factors, quants, quants + subs * layout.groups)
+        return Fields(vector, *(vector * n for n in items))
+
+
+class BlockSource(Protocol):
+    """Quantized weights. Lists have one entry for each vector of rows."""
+
+    lanes: int  # rows in a vector
+    vectors: int
+
+    def block(self, weights: Value, index: Value) -> Value:
+        """Address of a block, which the other methods take."""
+
+    def groups(self, block: Value, unit: Value) -> Iterator[tuple[int, int, list[Value]]]:
+        """Yields (sub-block in the unit, group in it, quants)."""
+
+    def scale(self, block: Value, unit: Value, sub: int) -> list[Value]: ...
+
+    def pair(self, block: Value, index: int) -> list[Value]: ...
+
+    def factors(self, block: Value) -> list[list[Value]]: ...
+
+
+class Packed:
+    """Unpacks in registers; only the header of a K-quant block goes through memory."""
+
+    lanes = 8
+    vectors = 1
+
+    def __init__(self, e: Emitter, layout: IntegerLayout, kind: Dots) -> None:
+        self.e, self.layout, self.kind = e, layout, kind
+        self.fields = Fields.of(layout, kind, 1)
+        if isinstance(layout, KQuant):
+            self.header = e.buffer(self.fields.factors)
+
+    def block(self, weights: Value, index: Value) -> Value:
+        block = weights + index * self.layout.block_bytes
+        if isinstance(self.layout, KQuant):
+            _store_header(self.e, self.layout, self.kind, self.fields, block, self.header)
+        return block
+
+    def groups(self, block: Value, unit: Value) -> Iterator[tuple[int, int, list[Value]]]:
+        unit_bytes = self.layout.block_bytes // self.layout.units
+        for ahead in range(0, unit_bytes, 64):
+            self.e.prefetch(block + unit * unit_bytes, _PREFETCH + ahead)
+        for sub, group, quants in self.layout.unit(self.e, self.kind, block, unit):
+            yield sub, group, [quants]
+
+    def scale(self, block: Value, unit: Value, sub: int) -> list[Value]:  # noqa: ARG002
+        first = self.header + unit * (self.layout.subs(self.kind) * VECTOR)
+        return [self.e.load(Vector("i32", 8), first, sub * VECTOR)]
+
+    def pair(self, block: Value, index: int) -> list[Value]:  # noqa: ARG002
+        return [self.e.load(Vector("i16", 16), self.header, self.fields.pairs + index * VECTOR)]
+
+    def factors(self, block: Value) -> list[list[Value]]:
+        return [[factor] for factor in self.layout.factors(self.e, block)]
+
+
+class Unpacked:
+    """Reads one chunk that `unpacker` wrote."""
+
+    def __init__(
+        self, e: Emitter, layout: IntegerLayout, kind: Dots, row_blocks: int, lanes: int
+    ) -> None:
+        self.e, self.layout, self.kind, self.lanes = e, layout, kind, lanes
+        self.vectors = row_blocks * 8 // lanes
+        self.fields = Fields.of(layout, kind, row_blocks)
+
+    def block(self, weights: Value, index: Value) -> Value:
+        return weights + index * self.fields.size
+
+    def groups(self, block: Value, unit: Value) -> Iterator[tuple[int, int, list[Value]]]:
+        subs, groups = self.layout.subs(self.kind), self.layout.groups
+        first = block + unit * (subs * groups * self.fields.vector)
+        for sub in range(subs):
+            for group in range(groups):
+                at = self.fields.quants + (sub * groups + group) * self.fields.vector
+                yield sub, group, self._vectors("i8", first, at)
+
+    def scale(self, block: Value, unit: Value, sub: int) -> list[Value]:
+        first = block + unit * (self.layout.subs(self.kind) * self.fields.vector)
+        return self._vectors("i32", first, sub * self.fields.vector)
+
+    def pair(self, block: Value, index: int) -> list[Value]:
+        return self._vectors("i16", block, self.fields.pairs + index * self.fields.vector)
+
+    def factors(self, block: Value) -> list[list[Value]]:
+        at, step = self.fields.factors, self.fields.vector
+        return [self._vectors("f32", block, at + i * step) for i in range(self.layout.n_factors)]
+
+    def _vectors(self, element: str, address: Value, offset: int) -> list[Value]:
+        per_row = {"i8": 4, "i16": 2, "i32": 1, "f32": 1}[element]
+        kind = Vector(element, self.lanes * per_row)
+        return [
+            self.e.load(kind, address, offset + v * self.lanes * 4) for v in range(self.vectors)
+        ]
+
+
+class FloatWeights(Protocol):
+    lanes: int
+    vectors: int
+
+    def at(self, weights: Value, index: Value, run: Value) -> Value:
+        """Address of one run of eight k of a block."""
+
+    def load(self, address: Value, k: int) -> list[Value]: ...
+
+
+class PackedFloats:
+    lanes = 8
+    vectors = 1
+
+    def __init__(self, e: Emitter, layout: FloatLayout) -> None:
+        self.e, self.layout = e, layout
+
+    def at(self, weights: Value, index: Value, run: Value) -> Value:
+        run_bytes = self.layout.block_bytes * RUN // self.layout.block
+        address = weights + index * self.layout.block_bytes + run * run_bytes
+        for ahead in range(0, run_bytes, 64):
+            self.e.prefetch(address, _PREFETCH + ahead)
+        return address
+
+    def load(self, address: Value, k: int) -> list[Value]:
+        return [self.layout.weights(self.e, address, k)]
+
+
+class UnpackedFloats:
+    def __init__(self, e: Emitter, layout: FloatLayout, row_blocks: int, lanes: int) -> None:
+        self.e, self.layout, self.lanes = e, layout, lanes
+        self.vectors = row_blocks * 8 // lanes
+        self.step = VECTOR * row_blocks
+
+    def at(self, weights: Value, index: Value, run: Value) -> Value:
+        return weights + (index * self.layout.block + run * RUN) * self.step
+
+    def load(self, address: Value, k: int) -> list[Value]:
+        kind = Vector("f32", self.lanes)
+        return [
+            self.e.load(kind, address, k * self.step + v * self.lanes * 4)
+            for v in range(self.vectors)
+        ]
+
+
+def unpacked_bytes(layout: Layout, row_blocks: int) -> int:
+    """Size of one unpacked block of so many row blocks."""
+    if isinstance(layout, IntegerLayout):
+        return Fields.of(layout, dots(), row_blocks).size
+    return layout.block * VECTOR * row_blocks
+
+
+def unpacker(layout: Layout, row_blocks: int) -> Any:
+    """unpack(packed, scratch, blocks): one row block, into its column of the scratch area.
+
+    `packed` is the row block at the chunk's first block; `scratch` the area's start, plus 32 for
+    each row block before this one.
+    """
+
+    def write_quants(e: Emitter, packed: Value, scratch: Value, blocks: Value) -> None:
+        assert isinstance(layout, IntegerLayout)
+        kind = dots()
+        fields = Fields.of(layout, kind, row_blocks)
+        with e.loop(blocks) as index:
+            block = packed + index * layout.block_bytes
+            out = scratch + index * fields.size
+            if isinstance(layout, KQuant):
+                _store_header(e, layout, kind, fields, block, out)
+            for i, factor in enumerate(layout.factors(e, block)):
+                e.store(factor, out, fields.factors + i * fields.vector)
+            with e.loop(layout.units) as unit:
+                subs = layout.subs(kind)
+                first = out + unit * (subs * layout.groups * fields.vector)
+                for sub, group, quants in layout.unit(e, kind, block, unit):
+                    item = sub * layout.groups + group
+                    e.store(quants, first, fields.quants + item * fields.vector)
+
+    def write_floats(e: Emitter, packed: Value, scratch: Value, blocks: Value) -> None:
+        assert isinstance(layout, FloatLayout)
+        source, out = PackedFloats(e, layout), UnpackedFloats(e, layout, row_blocks, 8)
+        with e.loop(blocks) as index, e.loop(layout.block // RUN) as run:
+            from_, to = source.at(packed, index, run), out.at(scratch, index, run)
+            for k in range(RUN):
+                e.store(source.load(from_, k)[0], to, k * out.step)
+
+    return routine(3, write_quants if isinstance(layout, IntegerLayout) else write_floats)
+
+
+def _store_header(
+    e: Emitter, layout: KQuant, kind: Dots, fields: Fields, block: Value, out: Value
+) -> None:
+    header = layout.header(e, block)
+    for i, scale in enumerate(header.scales):
+        e.store(kind.scale(scale), out, i * fields.vector)
+    for i, pair in enumerate(header.pairs):
+        e.store(pair, out, fields.pairs + i * fields.vector)

@@ -1,0 +1,259 @@
+"""The inner loops: a few row blocks times a few columns, emitted unrolled.
+
+A tile reads its weights either packed, and unpacks them in registers, for a few columns; or from
+scratch, where `sources.unpacker` has written several row blocks ready to be multiplied, so that
+many columns share that work. The arithmetic is the same to the last bit: sums within a block are
+exact (of float weights: run over k in order), and the one float sum of each output runs over the
+blocks in order, whatever the tile.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from localllm.backends.cpu.matmul import activations as act
+from localllm.backends.cpu.matmul.dots import dot_pairs, dots
+from localllm.backends.cpu.matmul.emit import Emitter, Value, Variable, routine
+from localllm.backends.cpu.matmul.k_quants import KQuant
+from localllm.backends.cpu.matmul.layout import FloatLayout, IntegerLayout, Layout
+from localllm.backends.cpu.matmul.sources import (
+    RUN,
+    BlockSource,
+    FloatWeights,
+    Packed,
+    PackedFloats,
+    Unpacked,
+    UnpackedFloats,
+)
+from localllm.backends.cpu.simd import Vector
+
+
+def packed_tile(layout: Layout, columns: int) -> Any:
+    """tile(weights, activations, stride, sums, blocks) of one row block.
+
+    Adds to the float32 sums [column][row] the products of `blocks` blocks at `weights` with
+    columns whose records begin at `activations`, side by side; a column's next record is `stride`
+    bytes on.
+    """
+    return routine(5, _Writer(layout, columns, None))
+
+
+def unpacked_tile(layout: Layout, columns: int, row_blocks: int) -> Any:
+    """The same for one unpacked chunk; sums are [column][row block][row]."""
+    return routine(5, _Writer(layout, columns, row_blocks))
+
+
+class _Writer:
+    """Emits a tile: what `routine` calls."""
+
+    def __init__(self, layout: Layout, columns: int, row_blocks: int | None) -> None:
+        self.layout, self.columns, self.row_blocks = layout, columns, row_blocks
+
+    def __call__(self, e: Emitter, weights: Value, *rest: Value) -> None:
+        layout, row_blocks = self.layout, self.row_blocks
+        if isinstance(layout, FloatLayout):
+            floats: FloatWeights = PackedFloats(e, layout)
+            if row_blocks:
+                floats = UnpackedFloats(e, layout, row_blocks, lanes())
+            _FloatTile(e, floats, self.columns).write(weights, *rest)
+        else:
+            assert isinstance(layout, IntegerLayout)
+            source: BlockSource = Packed(e, layout, dots())
+            if row_blocks:
+                source = Unpacked(e, layout, dots(), row_blocks, lanes())
+            tile = _KQuantTile if isinstance(layout, KQuant) else _LegacyTile
+            tile(e, layout, source, self.columns).write(weights, *rest)
+
+
+class _Tile:
+    def __init__(self, e: Emitter, vectors: int, lanes: int, columns: int) -> None:
+        self.e = e
+        self.columns = range(columns)
+        self.vectors = range(vectors)
+        self.lanes = lanes
+        self.f32, self.i32 = Vector("f32", lanes), Vector("i32", lanes)
+
+    def zeros(self, kind: Vector) -> list[list[Variable]]:
+        """Variables [column][vector]."""
+        zero = self.e.splat(kind, 0)
+        return [[self.e.variable(zero) for _ in self.vectors] for _ in self.columns]
+
+    def load_sum(self, sums: Value, column: int, vector: int) -> Value:
+        return self.e.load(self.f32, sums, self._sum_at(column, vector))
+
+    def store_sum(self, value: Value, sums: Value, column: int, vector: int) -> None:
+        self.e.store(value, sums, self._sum_at(column, vector))
+
+    def _sum_at(self, column: int, vector: int) -> int:
+        return (column * len(self.vectors) + vector) * self.lanes * 4
+
+
+class _IntegerTile(_Tile):
+    def __init__(self, e: Emitter, layout: Any, source: BlockSource, columns: int) -> None:
+        super().__init__(e, source.vectors, source.lanes, columns)
+        self.layout = layout
+        self.source = source
+        self.dots = dots()
+        self.record = act.RECORD_BYTES[layout.activation]
+
+    def totals(self, block: Value, x: Value) -> list[list[Value]]:
+        """Sums of scale * quant * activation over a block, i32, [column][vector]."""
+        totals = self.zeros(self.i32)
+        layout = self.layout
+        unit_k = layout.block // layout.units
+        with self.e.loop(layout.units) as unit:
+            chains: dict[int, _Chain] = {}
+            for sub, group, weights in self.source.groups(block, unit):
+                chain = chains.setdefault(sub, _Chain(len(self.columns), len(self.vectors)))
+                at = layout.activation_offset(sub, group)
+                self._add(chain, weights, x + unit * unit_k, at)
+                full = self.dots.limits_chains and chain.length == layout.chain
+                if full or chain.groups == layout.groups:
+                    self._flush(chain, totals, self.scale(block, unit, sub))
+        return [[total.get() for total in column] for column in totals]
+
+    def scale(self, block: Value, unit: Value, sub: int) -> list[Value] | list[int]:
+        raise NotImplementedError
+
+    def _add(self, chain: _Chain, weights: list[Value], x: Value, at: int) -> None:
+        quants = Vector("i8", 4 * self.lanes)
+        for column in self.columns:
+            four = self.e.broadcast(quants, x, column * self.record + at)
+            sums = chain.sums[column]
+            sums[:] = [
+                self.dots.add(self.e, s, w, four) for s, w in zip(sums, weights, strict=True)
+            ]
+        chain.length += 1
+        chain.groups += 1
+
+    def _flush(
+        self, chain: _Chain, totals: list[list[Variable]], scale: list[Value] | list[int]
+    ) -> None:
+        for column in self.columns:
+            for vector, total in enumerate(totals[column]):
+                sums = chain.sums[column][vector]
+                assert sums is not None
+                total.set(self.dots.flush(self.e, total.get(), sums, scale[vector]))
+        chain.clear()
+
+
+class _Chain:
+    """Sums that wait for their scale, [column][vector]."""
+
+    def __init__(self, columns: int, vectors: int) -> None:
+        self.sums: list[list[Value | None]] = [[None] * vectors for _ in range(columns)]
+        self.length = 0  # groups since the last flush
+        self.groups = 0  # of the sub-block so far
+
+    def clear(self) -> None:
+        for column in self.sums:
+            column[:] = [None] * len(column)
+        self.length = 0
+
+
+class _KQuantTile(_IntegerTile):
+    def write(
+        self, weights: Value, activations: Value, stride: Value, sums: Value, blocks: Value
+    ) -> None:
+        with self.e.loop(blocks) as index:
+            block, x = self.source.block(weights, index), activations + index * stride
+            totals = self.totals(block, x)
+            pairs = [self.source.pair(block, i) for i in range(self.layout.n_pairs)]
+            factors = self.source.factors(block)
+            for column in self.columns:
+                scale = self.e.broadcast(self.f32, x, column * self.record + act.SCALE)
+                offsets = self._offsets(pairs, x, column)
+                for v in self.vectors:
+                    total, offset = totals[column][v], offsets[v]
+                    of_rows = [factor[v] for factor in factors]
+                    value = self.layout.combine(self.e, total, offset, of_rows)
+                    value = self.e.fma(scale, value, self.load_sum(sums, column, v))
+                    self.store_sum(value, sums, column, v)
+
+    def scale(self, block: Value, unit: Value, sub: int) -> list[Value]:
+        return self.source.scale(block, unit, sub)
+
+    def _offsets(self, pairs: list[list[Value]], x: Value, column: int) -> list[Value]:
+        """Sum over pairs * sums of activations, for each vector."""
+        at = column * self.record + self.layout.sums
+        kind = Vector("i16", 2 * self.lanes)
+        xs = [self.e.broadcast(kind, x, at + 4 * i) for i in range(len(pairs))]
+        result = []
+        for v in self.vectors:
+            total = dot_pairs(self.e, pairs[0][v], xs[0])
+            for pair, sums in zip(pairs[1:], xs[1:], strict=True):
+                total = total + dot_pairs(self.e, pair[v], sums)
+            result.append(total)
+        return result
+
+
+class _LegacyTile(_IntegerTile):
+    def write(
+        self, weights: Value, activations: Value, stride: Value, sums: Value, blocks: Value
+    ) -> None:
+        results = self.zeros(self.f32)
+        for column in self.columns:
+            for v in self.vectors:
+                results[column][v].set(self.load_sum(sums, column, v))
+        with self.e.loop(blocks) as index:
+            in_record = index & (act.CHUNK // 32 - 1)
+            record = activations + (index >> 3) * stride
+            block = self.source.block(weights, index)
+            totals = self.totals(block, record + in_record * 32)
+            factors = self.source.factors(block)
+            for column in self.columns:
+                x = record + (in_record * 4 + column * self.record)
+                self._finish(totals[column], factors, x, results[column])
+        for column in self.columns:
+            for v in self.vectors:
+                self.store_sum(results[column][v].get(), sums, column, v)
+
+    def scale(self, block: Value, unit: Value, sub: int) -> list[int]:  # noqa: ARG002
+        return [self.layout.scales[sub]] * len(self.vectors)
+
+    def _finish(
+        self, totals: list[Value], factors: list[list[Value]], x: Value, results: list[Variable]
+    ) -> None:
+        """Adds one block's product of one column."""
+        e = self.e
+        scale = e.broadcast(self.f32, x, act.SCALES)
+        if self.layout.offset_bits is not None:
+            excess = e.broadcast(self.i32, x, act.SUMS) << self.layout.offset_bits
+            totals = [total - excess for total in totals]
+        for v, result in enumerate(results):
+            value = e.fma(factors[0][v] * scale, e.to_f32(totals[v]), result.get())
+            if len(factors) == 2:
+                value = e.fma(factors[1][v], e.broadcast(self.f32, x, act.SCALED_SUMS), value)
+            result.set(value)
+
+
+class _FloatTile(_Tile):
+    def __init__(self, e: Emitter, source: FloatWeights, columns: int) -> None:
+        super().__init__(e, source.vectors, source.lanes, columns)
+        self.source = source
+
+    def write(
+        self, weights: Value, activations: Value, stride: Value, sums: Value, blocks: Value
+    ) -> None:
+        e = self.e
+        with e.loop(blocks) as index:
+            record = activations + (index >> 3) * stride + (index & 7) * 128
+            partial = self.zeros(self.f32)
+            with e.loop(32 // RUN) as run:
+                at, x = self.source.at(weights, index, run), record + run * (RUN * 4)
+                for k in range(RUN):
+                    vectors = self.source.load(at, k)
+                    for column in self.columns:
+                        one = e.broadcast(self.f32, x, column * act.RECORD_BYTES["f32"] + 4 * k)
+                        for v in self.vectors:
+                            part = partial[column][v]
+                            part.set(e.fma(vectors[v], one, part.get()))
+            for column in self.columns:
+                for v in self.vectors:
+                    total = self.load_sum(sums, column, v) + partial[column][v].get()
+                    self.store_sum(total, sums, column, v)
+
+
+def lanes() -> int:
+    """Rows in a vector of an unpacked tile."""
+    return 8
