@@ -44,11 +44,11 @@ class RequestError(LocalLLMError):
 class ContextLengthError(RequestError):
     """Prompt (plus the least output) does not fit the context window."""
 
-    def __init__(self, prompt_tokens: int, context: int) -> None:
+    def __init__(self, prompt_tokens: int, context: int, *, param: str = "messages") -> None:
         super().__init__(
             f"This prompt has {prompt_tokens} tokens and exceeds the context window of "
             f"{context} tokens",
-            param="messages",
+            param=param,
             code="context_length_exceeded",
         )
 

@@ -1,0 +1,145 @@
+"""OpenAI's shapes for the answer of a generation: whole, and as the chunks of a stream."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
+from typing import Any, ClassVar
+
+from localllm.server.event_stream import DONE, encode_event
+from localllm.server.generation import Answer, Delta, Generation, TokenUsage
+from localllm.server.protocol.answers import (
+    AssistantMessage,
+    ChatChoice,
+    ChatCompletion,
+    Completion,
+    CompletionChoice,
+    PromptTokensDetails,
+    Usage,
+)
+from localllm.server.service import VERSION
+
+FINGERPRINT = f"localllm-{VERSION}"
+
+
+def usage_of(tokens: TokenUsage) -> Usage:
+    return Usage(
+        prompt_tokens=tokens.prompt_tokens,
+        completion_tokens=tokens.completion_tokens,
+        total_tokens=tokens.prompt_tokens + tokens.completion_tokens,
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=tokens.cached_tokens),
+    )
+
+
+class _Writer:
+    """What both APIs share: an id, a time and a name that stay the same for one answer."""
+
+    id_prefix: ClassVar[str]
+    chunk_object: ClassVar[str]
+
+    def __init__(self, model_id: str) -> None:
+        self.id = f"{self.id_prefix}-{secrets.token_hex(12)}"
+        self.created = int(time.time())
+        self.model_id = model_id
+
+    async def stream(
+        self, generation: Generation, include_usage: bool
+    ) -> AsyncGenerator[bytes, None]:
+        """The events of a stream, `[DONE]` last."""
+        extra = {"usage": None} if include_usage else {}
+        async with aclosing(generation.deltas()) as deltas:
+            async for delta in deltas:
+                for choice in self._chunk_choices(delta):
+                    yield encode_event(self._chunk([choice], extra))
+        if include_usage:
+            usage = usage_of(generation.usage).model_dump()
+            yield encode_event(self._chunk([], {"usage": usage}))
+        yield DONE
+
+    def _chunk(self, choices: list[dict[str, Any]], extra: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": self.chunk_object,
+            "created": self.created,
+            "model": self.model_id,
+            "system_fingerprint": FINGERPRINT,
+            "choices": choices,
+            **extra,
+        }
+
+    def _chunk_choices(self, delta: Delta) -> Iterator[dict[str, Any]]:
+        raise NotImplementedError
+
+
+class ChatWriter(_Writer):
+    id_prefix = "chatcmpl"
+    chunk_object = "chat.completion.chunk"
+
+    def __init__(self, model_id: str) -> None:
+        super().__init__(model_id)
+        self._opened: set[int] = set()
+
+    def whole(self, answers: Sequence[Answer], usage: TokenUsage) -> ChatCompletion:
+        choices = [
+            ChatChoice(
+                index=index,
+                message=AssistantMessage(content=answer.text),
+                finish_reason=answer.finish_reason,
+            )
+            for index, answer in enumerate(answers)
+        ]
+        return ChatCompletion(
+            id=self.id,
+            created=self.created,
+            model=self.model_id,
+            choices=choices,
+            usage=usage_of(usage),
+            system_fingerprint=FINGERPRINT,
+        )
+
+    def _chunk_choices(self, delta: Delta) -> Iterator[dict[str, Any]]:
+        """Role once, before the first text; the end by itself."""
+        if delta.index not in self._opened and (delta.text or delta.finish_reason):
+            self._opened.add(delta.index)
+            yield _chat_choice(delta.index, {"role": "assistant", "content": ""})
+        if delta.text:
+            yield _chat_choice(delta.index, {"content": delta.text})
+        if delta.finish_reason:
+            yield _chat_choice(delta.index, {}, delta.finish_reason)
+
+
+def _chat_choice(
+    index: int, delta: dict[str, str], finish_reason: str | None = None
+) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+
+
+class CompletionWriter(_Writer):
+    id_prefix = "cmpl"
+    chunk_object = "text_completion"
+
+    def whole(self, answers: Sequence[Answer], usage: TokenUsage) -> Completion:
+        choices = [
+            CompletionChoice(index=index, text=answer.text, finish_reason=answer.finish_reason)
+            for index, answer in enumerate(answers)
+        ]
+        return Completion(
+            id=self.id,
+            created=self.created,
+            model=self.model_id,
+            choices=choices,
+            usage=usage_of(usage),
+            system_fingerprint=FINGERPRINT,
+        )
+
+    def _chunk_choices(self, delta: Delta) -> Iterator[dict[str, Any]]:
+        if delta.text:
+            yield _completion_choice(delta.index, delta.text)
+        if delta.finish_reason:
+            yield _completion_choice(delta.index, "", delta.finish_reason)
+
+
+def _completion_choice(index: int, text: str, finish_reason: str | None = None) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": None, "finish_reason": finish_reason}

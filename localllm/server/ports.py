@@ -1,0 +1,34 @@
+"""What the server needs from an engine; `engine.client.AsyncEngineClient` is one."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+from localllm.engine.messages import EngineStats, Ready, SequenceNews, Submit
+
+
+class EngineLike(Protocol):
+    @property
+    def ready(self) -> Ready | None:
+        """What the engine said when it was last warmed up; None before the first time."""
+
+    @property
+    def stats(self) -> EngineStats:
+        """The latest snapshot."""
+
+    @property
+    def healthy(self) -> bool:
+        """Warmed up, alive, and its heart beats: a request submitted now will be worked on."""
+
+    async def start(self) -> Ready:
+        """Returns when warmed up; ModelError when the model cannot be served."""
+
+    def submit(self, request: Submit) -> AsyncIterator[SequenceNews]:
+        """The sequence's news up to the one with a finish reason; EngineError if it dies."""
+
+    def cancel(self, sequence_id: str) -> None:
+        """Frees the sequence's memory within one step; unknown and finished ids are fine."""
+
+    async def close(self) -> None:
+        """Ends the engine; iterators still open raise EngineError."""

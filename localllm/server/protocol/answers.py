@@ -1,0 +1,121 @@
+"""The bodies of answers. Chunks of a stream are plain dictionaries: see `chunks`."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+FinishReason = Literal["stop", "length"]
+
+
+class ErrorBody(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorEnvelope(BaseModel):
+    error: ErrorBody
+
+
+class PromptTokensDetails(BaseModel):
+    cached_tokens: int
+
+
+class Usage(BaseModel):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class AssistantMessage(BaseModel):
+    role: Literal["assistant"] = "assistant"
+    content: str
+    refusal: None = None
+
+
+class ChatChoice(BaseModel):
+    index: int
+    message: AssistantMessage
+    logprobs: None = None
+    finish_reason: FinishReason
+
+
+class ChatCompletion(BaseModel):
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    system_fingerprint: str
+
+
+class CompletionChoice(BaseModel):
+    index: int
+    text: str
+    logprobs: None = None
+    finish_reason: FinishReason
+
+
+class Completion(BaseModel):
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage
+    system_fingerprint: str
+
+
+class ModelCard(BaseModel):
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: Literal["localllm"] = "localllm"
+    max_model_len: int
+    context_length: int
+    meta: dict[str, Any]
+
+
+class ModelList(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+
+
+class Tokens(BaseModel):
+    tokens: list[int]
+    count: int
+    max_model_len: int
+
+
+class Text(BaseModel):
+    content: str
+    prompt: str
+
+
+class Health(BaseModel):
+    """`kv_usage` is the share of KV blocks that live sequences hold, 0 to 1."""
+
+    status: Literal["ok", "loading", "draining", "unavailable", "failed"]
+    detail: str
+    version: str
+    uptime_seconds: float
+    model: str | None = None
+    architecture: str | None = None
+    backend: str | None = None
+    device: str | None = None
+    threads: int | None = None
+    context_length: int | None = None
+    kv_cache_bytes: int | None = None
+    kv_usage: float
+    running: int
+    waiting: int
+    preemptions: int
+    prompt_tokens: int
+    generated_tokens: int
+    prefix_queries: int
+    prefix_hits: int

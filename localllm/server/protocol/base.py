@@ -1,0 +1,41 @@
+"""What every request body shares: strict types, and a plain word about fields nobody honours."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, ClassVar
+from urllib.parse import quote
+
+from pydantic import BaseModel, ConfigDict
+
+from localllm.errors import RequestError
+
+_MOST_NAMES_IN_HEADER = 20
+
+
+class RequestBody(BaseModel):
+    """A JSON body. Fields that the model does not declare are kept, to be refused or named."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    not_honoured: ClassVar[Mapping[str, Collection[Any]]] = {}
+    """Fields that are known but do nothing here, each with the values that ask for nothing."""
+
+    def refuse_not_honoured(self) -> None:
+        """RequestError naming the first field that asks for what cannot be done."""
+        for name, neutral in self.not_honoured.items():
+            value = (self.model_extra or {}).get(name)
+            if value is not None and value not in neutral:
+                raise RequestError(
+                    f"{name} is not supported by this server",
+                    param=name,
+                    code="unsupported_parameter",
+                )
+
+    def ignored_header(self) -> dict[str, str]:
+        """The response header that names the fields nobody here knows; empty without any."""
+        names = [name for name in self.model_extra or {} if name not in self.not_honoured]
+        if not names:
+            return {}
+        shown = [quote(name[:64], safe="") for name in names[:_MOST_NAMES_IN_HEADER]]
+        return {"x-localllm-ignored": ", ".join(shown)}

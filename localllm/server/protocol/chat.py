@@ -1,0 +1,82 @@
+"""The body of POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from localllm.server.protocol.base import RequestBody
+from localllm.server.protocol.sampling import SAMPLING_NOT_HONOURED, SamplingFields
+
+Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
+
+
+class ContentPart(RequestBody):
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+class FunctionCall(RequestBody):
+    name: str
+    arguments: str | dict[str, Any] | None = None
+
+
+class ToolCall(RequestBody):
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class ChatMessage(RequestBody):
+    """Fields beyond these go to the template as they are."""
+
+    role: Role
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+
+
+class ChatRequest(SamplingFields):
+    """`model` may be anything: one model is served, and the answer carries its name."""
+
+    not_honoured: ClassVar = SAMPLING_NOT_HONOURED | {
+        "audio": (),
+        "chat_template": (),
+        "continue_final_message": (False,),
+        "echo": (False,),
+        "function_call": ("none", "auto"),
+        "functions": ([],),
+        "logprobs": (False,),
+        "modalities": (["text"], []),
+        "parallel_tool_calls": (True,),
+        "response_format": ({"type": "text"},),
+        "tool_choice": ("none", "auto"),
+        "verbosity": ("medium",),
+        "web_search_options": (),
+    }
+
+    model: str | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="Goes before max_tokens"
+    )
+    tools: list[dict[str, Any]] | None = None
+    documents: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool | None = None
+    reasoning_effort: str | None = Field(None, description="Goes to the chat template")
+    chat_template_kwargs: dict[str, Any] | None = None
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
+
+    @property
+    def token_limit(self) -> int | None:
+        if self.max_completion_tokens is None:
+            return self.max_tokens
+        return self.max_completion_tokens

@@ -1,0 +1,67 @@
+"""POST /v1/chat/completions and /v1/completions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
+from starlette.responses import Response
+
+from localllm.server.chat_prompt import encode_chat
+from localllm.server.chunks import ChatWriter, CompletionWriter
+from localllm.server.dependencies import ERRORS, ModelDep, ServiceDep
+from localllm.server.disconnect import unless_gone
+from localllm.server.event_stream import EventStream
+from localllm.server.generation import Generation, Job, plan_job
+from localllm.server.protocol.answers import ChatCompletion, Completion
+from localllm.server.protocol.chat import ChatRequest
+from localllm.server.protocol.completions import DEFAULT_MAX_TOKENS, CompletionRequest
+from localllm.server.protocol.sampling import SamplingFields
+from localllm.server.served_model import ServedModel
+from localllm.server.service import Service
+from localllm.server.text import encode_prompts
+
+router = APIRouter(tags=["generate"], responses=ERRORS)
+
+
+@router.post("/v1/chat/completions", response_model=ChatCompletion)
+async def chat_completions(
+    body: ChatRequest, request: Request, service: ServiceDep, model: ModelDep
+) -> Response:
+    """Answers a conversation, whole or, with `stream`, as server-sent events."""
+    body.refuse_not_honoured()
+    params = body.sampling_params(model.tokenizer.vocab_size, body.token_limit)
+    prompt = await service.off_loop(encode_chat, model.template, body)
+    job = plan_job(prompt, params, service.context(), "messages")
+    return await _answer(ChatWriter(model.id), [job], body, request, service, model)
+
+
+@router.post("/v1/completions", response_model=Completion)
+async def completions(
+    body: CompletionRequest, request: Request, service: ServiceDep, model: ModelDep
+) -> Response:
+    """Continues each prompt of a batch, whole or, with `stream`, as server-sent events."""
+    body.refuse_not_honoured()
+    limit = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    params = body.sampling_params(model.tokenizer.vocab_size, limit)
+    prompts = await service.off_loop(encode_prompts, model.tokenizer, body.prompts)
+    jobs = [plan_job(prompt, params, service.context(), "prompt") for prompt in prompts]
+    return await _answer(CompletionWriter(model.id), jobs, body, request, service, model)
+
+
+async def _answer(
+    writer: ChatWriter | CompletionWriter,
+    jobs: Sequence[Job],
+    body: SamplingFields,
+    request: Request,
+    service: Service,
+    model: ServedModel,
+) -> Response:
+    generation = Generation(service.engine, model.tokenizer, writer.id, jobs)
+    request.state.usage = generation.usage  # for the log
+    headers = body.ignored_header()
+    if body.stream:
+        return EventStream(writer.stream(generation, body.wants_usage_chunk), headers)
+    answers = await unless_gone(request.receive, generation.answers())
+    return JSONResponse(writer.whole(answers, generation.usage).model_dump(), headers=headers)

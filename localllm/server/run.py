@@ -1,0 +1,123 @@
+"""The server process: a port that opens at once, a model that loads, an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import signal
+import socket
+from collections.abc import Callable
+from types import FrameType
+
+import uvicorn
+
+from localllm.errors import LocalLLMError
+from localllm.server.app import create_app
+from localllm.server.service import Service
+
+logger = logging.getLogger("localllm.server")
+
+_ABORT_SECONDS = 2  # for open connections to take their error, once the drain is over
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening-to-be socket; LocalLLMError in one line when it cannot be had."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except socket.gaierror as error:
+        raise LocalLLMError(f"Unknown host {host!r}: {error.strerror}") from error
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise LocalLLMError(_bind_failure(error, host, port)) from error
+    return listener
+
+
+def _bind_failure(error: OSError, host: str, port: int) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"Port {port} on {host} is already in use; choose another with --port"
+    return f"Cannot listen on {host}:{port}: {error.strerror}"
+
+
+def url_of(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+async def serve(
+    service: Service,
+    listener: socket.socket,
+    drain_seconds: float,
+    on_ready: Callable[[], None],
+) -> None:
+    """Serves until a signal ends it. The first SIGTERM or SIGINT lets open requests finish for
+    `drain_seconds`; the second ends at once. An error in loading ends it and is raised."""
+    config = uvicorn.Config(
+        create_app(service),
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        ws="none",
+        timeout_graceful_shutdown=_ABORT_SECONDS,
+    )
+    server = _Server(config, service, drain_seconds)
+    serving = asyncio.create_task(server.serve([listener]))
+    loading = asyncio.create_task(service.load())
+    try:
+        await asyncio.wait((serving, loading), return_when=asyncio.FIRST_COMPLETED)
+        if loading.done() and not service.draining:
+            loading.result()
+            on_ready()
+        await serving
+    finally:
+        server.should_exit = True
+        loading.cancel()
+        await asyncio.gather(serving, loading, return_exceptions=True)
+        await service.close()
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn, but draining with the port open, so that new requests are told instead of cut."""
+
+    def __init__(self, config: uvicorn.Config, service: Service, drain_seconds: float) -> None:
+        super().__init__(config)
+        self._service = service
+        self._drain_seconds = drain_seconds
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._draining: asyncio.Task[None] | None = None
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().serve(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        """A signal handler. Uvicorn's own would raise the signal again after a clean end."""
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._on_signal, signal.Signals(sig).name)
+
+    def _on_signal(self, name: str) -> None:
+        if self._draining is None:
+            logger.info("%s: finishing %d open requests", name, self._service.open_requests)
+            self._service.draining = True
+            self._draining = asyncio.create_task(self._drain())
+        else:
+            logger.info("%s again: ending at once", name)
+            self._draining.cancel()
+            self.force_exit = self.should_exit = True
+            for connection in list(self.server_state.connections):
+                connection.transport.abort()
+
+    async def _drain(self) -> None:
+        try:
+            async with asyncio.timeout(self._drain_seconds):
+                await self._service.idle()
+        except TimeoutError:
+            logger.warning("%d requests cut off", self._service.open_requests)
+        await self._service.close()
+        self.should_exit = True

@@ -1,0 +1,31 @@
+"""Raw text to token ids, as /v1/completions and /tokenize do it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from localllm.errors import RequestError
+from localllm.text.tokenizer import Tokenizer
+
+
+def encode_prompts(tokenizer: Tokenizer, prompts: Sequence[str | Sequence[int]]) -> list[list[int]]:
+    """Special tokens in a raw prompt are meant; token ids are taken as they are, once checked."""
+    encoded = []
+    for index, prompt in enumerate(prompts):
+        if isinstance(prompt, str):
+            encoded.append(tokenizer.encode(prompt, parse_special=True))
+        else:
+            where = "prompt" if len(prompts) == 1 else f"prompt[{index}]"
+            encoded.append(check_ids(tokenizer, prompt, where))
+    return encoded
+
+
+def check_ids(tokenizer: Tokenizer, ids: Sequence[int], param: str) -> list[int]:
+    """The ids, if the vocabulary has all of them; else RequestError."""
+    for token in ids:
+        if not 0 <= token < tokenizer.vocab_size:
+            raise RequestError(
+                f"{param}: token id {token} is not in the vocabulary of {tokenizer.vocab_size}",
+                param=param,
+            )
+    return list(ids)
