@@ -3,21 +3,55 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from localllm.backends.cpu.kernel import CACHE_LINE
-from localllm.backends.cpu.kernels.arguments import Arguments
+import numpy as np
 
-BUCKETS = 2048  # of a selection's histograms
+from localllm.backends.cpu.kernel import (
+    CACHE_LINE,
+    H_LOGIT_ROWS,
+    H_SAMPLING,
+    arg_i64,
+    claim,
+    header,
+    helper,
+    kernel,
+)
+from localllm.backends.cpu.kernels.arguments import FIRST_WORD, Arguments
+from localllm.backends.cpu.kernels.philox import uniform
+from localllm.backends.cpu.kernels.sampling_select import (
+    COARSE_SHIFT,
+    HISTOGRAM_BYTES,
+    Row,
+    add,
+    clear,
+    find,
+    rank,
+)
+from localllm.backends.cpu.simd import (
+    lanes_below,
+    load_f32x8,
+    load_masked_f32x8,
+    mask_bits,
+    max_f32,
+    maximum,
+    scalar_load_f32,
+    scalar_load_i32,
+    scalar_load_i64,
+    scalar_store_f32,
+    scalar_store_i32,
+    select,
+    splat_f32x8,
+    store_f32x8,
+    vexp,
+)
 
 
 @dataclass(frozen=True)
 class SampleArgs(Arguments):
-    """Words of `sample`, whose parameters come from the step header's sampling arrays.
+    """Words of `sample`, whose parameters come from the step header's sampling arrays."""
 
-    A row whose logits hold NaN or +inf gives token -1. The logits are not changed.
-    """
-
-    logits: int  # float32 [R, vocab]
+    logits: int  # float32 [R, vocab]; not changed
     logits_stride: int
     vocab: int
     tokens: int  # out, int32 [R]
@@ -26,6 +60,174 @@ class SampleArgs(Arguments):
 
 
 def scratch_bytes(vocab: int) -> int:
-    """Bytes that a thread needs: logits, weights and candidates of one row, and histograms."""
-    row = -(-vocab * 4 // CACHE_LINE) * CACHE_LINE
-    return 3 * row + 4 * BUCKETS * 8
+    """Bytes that a thread needs: logits, weights and ids of one row, and two histograms."""
+    return 3 * -(-vocab * 4 // CACHE_LINE) * CACHE_LINE + 2 * HISTOGRAM_BYTES
+
+
+_LOGITS, _LOGITS_STRIDE, _VOCAB, _TOKENS, _SCRATCH, _SCRATCH_BYTES = range(
+    FIRST_WORD, FIRST_WORD + 6
+)
+(
+    _TEMPERATURE,
+    _TOP_K,
+    _TOP_P,
+    _MIN_P,
+    _REPETITION,
+    _PRESENCE,
+    _FREQUENCY,
+    _SEED,
+    _CHOICE,
+    _INDEX,
+    _BIAS_START,
+    _BIAS_IDS,
+    _BIAS_VALUES,
+    _HISTORY_START,
+    _HISTORY_IDS,
+    _HISTORY_COUNTS,
+) = range(H_SAMPLING, H_SAMPLING + 16)
+_DAMAGED = -1
+
+
+@kernel
+def sample(args: int, tid: int, nthreads: int) -> None:
+    """Draws each row's token; -1 for a row whose logits are NaN, +inf or all -inf."""
+    head, vocab = header(args), arg_i64(args, _VOCAB)
+    row_bytes = (vocab * 4 + CACHE_LINE - 1) // CACHE_LINE * CACHE_LINE
+    scratch = arg_i64(args, _SCRATCH) + tid * arg_i64(args, _SCRATCH_BYTES)
+    row = claim(args, 1)
+    while row < arg_i64(head, H_LOGIT_ROWS):
+        logits = arg_i64(args, _LOGITS) + row * arg_i64(args, _LOGITS_STRIDE) * 4
+        temperature = scalar_load_f32(arg_i64(head, _TEMPERATURE), row * 4)
+        if temperature > 0 or _is_adjusted(head, row):
+            _copy(logits, vocab, scratch)
+            _adjust(head, row, scratch, vocab)
+            logits = scratch
+        token = _largest(logits, vocab)
+        if temperature > 0 and token != _DAMAGED:
+            work = Row(
+                logits=scratch,
+                weights=scratch + row_bytes,
+                vocab=vocab,
+                ids=scratch + 2 * row_bytes,
+                coarse=scratch + 3 * row_bytes,
+                fine=scratch + 3 * row_bytes + HISTOGRAM_BYTES,
+            )
+            total = _weigh(work, scalar_load_f32(logits, token * 4), temperature)
+            token = _draw(head, row, work, total)
+        scalar_store_i32(arg_i64(args, _TOKENS), row * 4, token)
+        row = claim(args, 1)
+
+
+@helper
+def _is_adjusted(head: int, row: int) -> bool:
+    """Whether the row has biases or a history."""
+    biases, history = arg_i64(head, _BIAS_START), arg_i64(head, _HISTORY_START)
+    return bool(
+        scalar_load_i32(biases, row * 4) < scalar_load_i32(biases, row * 4 + 4)
+        or scalar_load_i32(history, row * 4) < scalar_load_i32(history, row * 4 + 4)
+    )
+
+
+@helper
+def _load(logits: int, first: int, vocab: int) -> Any:
+    """Eight logits, -inf past the last."""
+    mask = lanes_below(vocab - first)
+    return select(mask, load_masked_f32x8(logits, first * 4, mask), splat_f32x8(-np.inf))
+
+
+@helper
+def _copy(logits: int, vocab: int, to: int) -> None:
+    zero = splat_f32x8(0.0)
+    for i in range(0, vocab, 8):
+        store_f32x8(to, i * 4, _load(logits, i, vocab) + zero)  # which turns -0 into 0
+
+
+@helper
+def _adjust(head: int, row: int, logits: int, vocab: int) -> None:
+    """Biases, then penalties, in float32."""
+    ids, values = arg_i64(head, _BIAS_IDS), arg_i64(head, _BIAS_VALUES)
+    start = arg_i64(head, _BIAS_START)
+    for i in range(scalar_load_i32(start, row * 4), scalar_load_i32(start, row * 4 + 4)):
+        token = scalar_load_i32(ids, i * 4)
+        if 0 <= token < vocab:
+            biased = scalar_load_f32(logits, token * 4) + scalar_load_f32(values, i * 4)
+            scalar_store_f32(logits, token * 4, biased)
+    ids, counts = arg_i64(head, _HISTORY_IDS), arg_i64(head, _HISTORY_COUNTS)
+    start = arg_i64(head, _HISTORY_START)
+    repetition = scalar_load_f32(arg_i64(head, _REPETITION), row * 4)
+    presence = scalar_load_f32(arg_i64(head, _PRESENCE), row * 4)
+    frequency = scalar_load_f32(arg_i64(head, _FREQUENCY), row * 4)
+    for i in range(scalar_load_i32(start, row * 4), scalar_load_i32(start, row * 4 + 4)):
+        token, count = scalar_load_i32(ids, i * 4), scalar_load_i32(counts, i * 4)
+        if 0 <= token < vocab:
+            z = scalar_load_f32(logits, token * 4)
+            z = z / repetition if z > 0 else z * repetition
+            if count > 0:
+                z -= presence + frequency * np.float32(count)
+            scalar_store_f32(logits, token * 4, z + np.float32(0.0))
+
+
+@helper
+def _largest(logits: int, vocab: int) -> int:
+    """The first token with the largest logit, or _DAMAGED."""
+    top, sound = splat_f32x8(-np.inf), lanes_below(8)
+    for i in range(0, vocab, 8):
+        z = _load(logits, i, vocab)
+        top = maximum(z, top)
+        sound &= z < splat_f32x8(np.inf)  # false for NaN
+    largest = max_f32(top)
+    if mask_bits(sound) != 255 or largest == -np.inf:
+        return _DAMAGED
+    token = 0
+    while scalar_load_f32(logits, token * 4) != largest:
+        token += 1
+    return token
+
+
+@helper
+def _weigh(row: Row, largest: float, temperature: float) -> float:
+    """Fills the row's weights and coarse histogram; returns the sum of weights."""
+    clear(row.coarse)
+    total = 0.0
+    for first in range(0, row.vocab, 8):
+        below = load_f32x8(row.logits, first * 4) - splat_f32x8(largest)
+        store_f32x8(row.weights, first * 4, vexp(below / splat_f32x8(temperature)))
+        for token in range(first, min(first + 8, row.vocab)):
+            weight = scalar_load_f32(row.weights, token * 4)
+            add(row.coarse, rank(row.logits, token) >> COARSE_SHIFT, weight)
+            total += weight
+    return total
+
+
+@helper
+def _draw(head: int, row: int, work: Row, total: float) -> int:
+    """Every filter keeps a head of the same order, so the lightest one is what they all keep."""
+    most = scalar_load_i32(arg_i64(head, _TOP_K), row * 4)
+    kept = total
+    if 0 < most < work.vocab:
+        kept = find(work, most + 0, np.inf).weight
+    top_p = scalar_load_f32(arg_i64(head, _TOP_P), row * 4)
+    min_p = scalar_load_f32(arg_i64(head, _MIN_P), row * 4)
+    by_min_p = _weight_from(work, min_p) if min_p > 0 else kept
+    if top_p < 1:
+        # "at least" as "more than the next smaller number"
+        kept = min(kept, find(work, work.vocab, np.nextafter(top_p * kept, -1.0)).weight)
+    kept = min(kept, by_min_p)
+    seed = scalar_load_i64(arg_i64(head, _SEED), row * 8)
+    choice = scalar_load_i32(arg_i64(head, _CHOICE), row * 4) & 0xFFFFFFFF
+    index = scalar_load_i32(arg_i64(head, _INDEX), row * 4) & 0xFFFFFFFF
+    u = uniform(seed, choice, index)
+    return int(find(work, work.vocab, u * kept).token)
+
+
+@helper
+def _weight_from(row: Row, smallest: float) -> float:
+    """Sum of the weights that are `smallest` or more."""
+    total = 0.0
+    for first in range(0, row.vocab, 8):
+        heavy = load_f32x8(row.weights, first * 4) >= splat_f32x8(smallest)
+        if mask_bits(heavy & lanes_below(row.vocab - first)) != 0:
+            for token in range(first, min(first + 8, row.vocab)):
+                weight = scalar_load_f32(row.weights, token * 4)
+                total += weight if weight >= smallest else 0.0
+    return total
