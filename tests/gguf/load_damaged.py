@@ -96,7 +96,7 @@ def load(path: Path) -> None:
             _ = file.metadata[key]
         ChatTemplate.load(file, load_tokenizer(file))
         if file.tensors:
-            program = build_program(file, min(trained_context(file), 4096))
+            program = build_program(file, trained_context(file))
             for name in program.weights():
                 file.tensors[name].dequantize()
 
