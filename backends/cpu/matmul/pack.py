@@ -16,8 +16,7 @@ from localllm.backends.cpu.matmul.formats import LAYOUTS
 from localllm.backends.cpu.simd import (
     scalar_load_i32,
     scalar_store_f32,
-    splat_i32x8,
-    store_i32x8,
+    scalar_store_i64,
 )
 
 
@@ -39,8 +38,8 @@ def packer(name: str) -> Kernel:
         for row_block in range(arg_i64(args, 5), arg_i64(args, 6)):
             out = packed + row_block * blocks * block_bytes
             first = 8 * row_block
-            for offset in range(0, blocks * block_bytes, 32):
-                store_i32x8(out, offset, splat_i32x8(0))
+            for offset in range(0, blocks * block_bytes, 8):
+                scalar_store_i64(out, offset, 0)
             for index in range(blocks):
                 source = raw + first * row_bytes + index * file_bytes
                 count = min(block, cols - index * block)
