@@ -172,15 +172,15 @@ def _take_largest(args: int, gates: int, expert: int, weight: int) -> None:
 
 @helper
 def _largest(gates: int, experts: int) -> int:
-    """Index of the largest gate; of the first NaN, when all others are taken."""
-    best, largest, nan = -1, np.float32(_TAKEN), -1
-    for e in range(experts - 1, -1, -1):
+    """Index of the largest gate; NaN counts as larger than all, so that damage shows."""
+    best, largest = -1, np.float32(_TAKEN)
+    for e in range(experts):
         gate = scalar_load_f32(gates, e * 4)
-        if gate >= max(largest, np.float32(0.0)):
+        if gate != gate:
+            return e
+        if gate > largest:
             best, largest = e, gate
-        elif gate != gate:
-            nan = e
-    return best if best >= 0 else nan
+    return best
 
 
 @helper
