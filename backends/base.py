@@ -146,6 +146,7 @@ class Backend(Protocol):
     """One device. Values that pass through (`weights`, `kv`) are opaque to the caller."""
 
     name: str
+    threads: int  # that compute
 
     def memory(self) -> MemoryInfo: ...
 

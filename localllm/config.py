@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from localllm.errors import RequestError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +26,12 @@ class EngineConfig:
     max_num_batched_tokens: int = 512
     kv_cache_memory: int | None = None  # bytes
     prefix_cache: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("threads", "ctx_size", "max_num_seqs", "max_num_batched_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise RequestError(f"{name} must be at least 1, not {value}", param=name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,3 +65,19 @@ def _user_cache() -> Path:
         return Path(override).expanduser()
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "localllm"
+
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b)?", re.IGNORECASE)
+
+
+def parse_size(size: str | int, param: str) -> int:
+    """Bytes of "48MB", "2GiB", "1.5G" or 1000000: decimal with a B, binary with iB or alone.
+
+    Raises RequestError naming `param`.
+    """
+    match = _SIZE.fullmatch(str(size).strip())
+    if match is None:
+        raise RequestError(f"{size!r} is not a size such as 48MB, 2GiB or 1000000", param=param)
+    number, prefix, suffix = match.groups()
+    base = 1000 if (suffix or "").lower() == "b" else 1024
+    return int(float(number) * base ** " kmgt".index(prefix.lower() or " "))

@@ -37,6 +37,7 @@ class DequantizedWeights(Mapping[str, FloatArray]):
 
 class ReferenceBackend:
     name = "reference"
+    threads = 1
 
     def memory(self) -> MemoryInfo:
         memory = psutil.virtual_memory()

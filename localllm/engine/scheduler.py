@@ -47,7 +47,7 @@ class Scheduler:
     def __init__(self, kv: KVManager, budget: StepBudget, admission: Admission) -> None:
         self.kv = kv
         self._budget = budget
-        self._admission = admission
+        self.admission = admission
         self._arrivals = count()
         self._running: list[Sequence] = []  # both sorted by Sequence.order
         self._waiting: list[Sequence] = []
@@ -64,7 +64,7 @@ class Scheduler:
         try:
             if request.sequence_id in self._by_id:
                 raise ValueError(f"sequence {request.sequence_id!r} exists already")
-            self._admission.check(request)
+            self.admission.check(request)
         except RequestError as error:
             self._notices.append(
                 SequenceNews(request.sequence_id, finish_reason="error", error=str(error))
@@ -209,7 +209,7 @@ class Scheduler:
         token = outcome.token
         assert token is not None
         self._counts.generated_tokens += 1
-        reason = sequence.append(token, self._admission.context)
+        reason = sequence.append(token, self.admission.context)
         if reason is not None:
             self._drop(sequence)
         return SequenceNews(

@@ -1,0 +1,126 @@
+"""The engine's own process: `python -m localllm.engine.process FD`.
+
+FD is one end of a socket pair. The first message on it is the EngineConfig; then the ones of
+`messages` go both ways. The process ends with its parent.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import select
+import signal
+import sys
+import traceback
+from multiprocessing.connection import Connection
+
+from localllm.config import EngineConfig
+from localllm.engine.core import EngineCore
+from localllm.engine.loader import load_engine
+from localllm.engine.messages import (
+    Cancel,
+    Fatal,
+    FromEngine,
+    Loading,
+    StepResults,
+    Stop,
+    Submit,
+    ToEngine,
+)
+from localllm.errors import LocalLLMError, ModelError
+
+HEARTBEAT_SECONDS = 1.0
+_NAME = "localllm-engine"
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+
+
+class Line:
+    """The process's end of the socket pair."""
+
+    def __init__(self, fd: int) -> None:
+        self._connection: Connection[FromEngine, ToEngine | EngineConfig] = Connection(fd)
+        self._poll = select.poll()
+        self._poll.register(fd, select.POLLIN)
+
+    def send(self, message: FromEngine) -> None:
+        self._connection.send(message)
+
+    def receive(self) -> ToEngine | EngineConfig:
+        """Blocks; EOFError when the parent is gone."""
+        return self._connection.recv()
+
+    def has_message(self, seconds: float) -> bool:
+        """Waits for one, using no CPU. True also when the parent is gone."""
+        return bool(self._poll.poll(seconds * 1000))
+
+
+def main() -> None:
+    _tie_to_parent()
+    logging.basicConfig(level=logging.WARNING, format=f"{_NAME}: %(message)s")
+    line = Line(int(sys.argv[1]))
+    try:
+        config = line.receive()
+        assert isinstance(config, EngineConfig)
+        if (core := _load(config, line)) is not None:
+            _serve(core, line)
+            core.close()
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        os._exit(0)  # nobody is left to tell, or to wait for threads
+
+
+def _load(config: EngineConfig, line: Line) -> EngineCore | None:
+    try:
+        core = load_engine(config, lambda text: line.send(Loading(text)))
+    except LocalLLMError as error:
+        line.send(Fatal(type(error).__name__, str(error)))
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        raise
+    except MemoryError as error:
+        line.send(Fatal("InsufficientMemoryError", f"{config.model}: out of memory: {error}"))
+    except OSError as error:
+        line.send(Fatal(ModelError.__name__, str(error)))
+    except Exception as error:
+        traceback.print_exc()
+        line.send(Fatal("EngineError", f"internal error: {type(error).__name__}: {error}"))
+    else:
+        line.send(core.ready)
+        return core
+    return None
+
+
+def _serve(core: EngineCore, line: Line) -> None:
+    """Until told to stop. Takes what has come before each step, so a cancel waits for one step."""
+    while True:
+        if not core.has_work and not line.has_message(HEARTBEAT_SECONDS):
+            line.send(StepResults((), core.stats))
+            continue
+        while line.has_message(0):
+            match line.receive():
+                case Submit() as request:
+                    core.add(request)
+                case Cancel(sequence_id):
+                    core.cancel(sequence_id)
+                case Stop():
+                    return
+        if core.has_work:
+            line.send(core.step())
+
+
+def _tie_to_parent() -> None:
+    """Signals that end the parent in an orderly way are its business; its death is ours.
+
+    On Linux the kernel kills this process when the thread that started it ends, even in the middle
+    of a step; elsewhere the closed line is noticed after it.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None)
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        libc.prctl(_PR_SET_NAME, _NAME.encode(), 0, 0, 0)
+
+
+if __name__ == "__main__":
+    main()
