@@ -1,0 +1,109 @@
+"""Scheduler, runner and a device with real block tables, put together."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+import pytest
+
+from localllm.engine.core import EngineCore
+from localllm.engine.messages import Submit
+from localllm.sampling_params import SamplingParams
+from tests.engine.fakes import CONTEXT, VOCAB, expected_row, fake_core, run, tokens_of
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=25)
+
+
+def prompts(n: int) -> list[tuple[int, ...]]:
+    """Of mixed length; some begin alike."""
+    draw = random.Random(7)
+    common = tuple(draw.randrange(VOCAB) for _ in range(70))
+    return [
+        (*common[: draw.choice([0, 40, 70])], *(draw.randrange(VOCAB) for _ in range(1 + i * 3)))
+        for i in range(n)
+    ]
+
+
+def submit(name: str, prompt: tuple[int, ...], params: SamplingParams = GREEDY) -> Submit:
+    return Submit(name, prompt, params, eos_ids=frozenset([0]))
+
+
+@cache
+def answers_alone(windows: tuple[int | None, ...]) -> dict[str, list[int]]:
+    core = fake_core(windows, prefix_cache=False)
+    requests = [submit(f"s{i}", prompt) for i, prompt in enumerate(prompts(16))]
+    return {r.sequence_id: tokens_of(run(core, r)[r.sequence_id]) for r in requests}
+
+
+@pytest.mark.parametrize("windows", [(None,), (None, 24), (40,), (9, None)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda windows: fake_core(windows),
+        lambda windows: fake_core(windows, tokens=48),
+        lambda windows: fake_core(windows, tokens=5),
+        lambda windows: fake_core(windows, spare_blocks=2),
+        lambda windows: fake_core(windows, spare_blocks=2, prefix_cache=False),
+    ],
+    ids=["roomy", "budget of 48", "budget of 5", "small pool", "small pool without cache"],
+)
+def test_company_chunks_cache_and_preemption_change_no_answer(
+    windows: tuple[int | None, ...], make: Callable[[tuple[int | None, ...]], EngineCore]
+) -> None:
+    requests = [submit(f"s{i}", prompt) for i, prompt in enumerate(prompts(16))]
+    alone = answers_alone(windows)
+    core = make(windows)
+    for _ in range(2):  # the second time from a warm cache, if there is one
+        together = run(core, *requests)
+        assert {name: tokens_of(news) for name, news in together.items()} == alone
+    assert all(alone.values())
+    assert core.stats.kv_usage == 0.0
+
+
+def test_a_small_pool_does_preempt() -> None:
+    core = fake_core(spare_blocks=2)
+    run(core, *(submit(f"s{i}", prompt) for i, prompt in enumerate(prompts(16))))
+    assert core.stats.preemptions > 0
+
+
+def test_a_second_turn_finds_the_first_one_in_window_groups_too() -> None:
+    core = fake_core((None, 24))
+    first = prompts(16)[15]
+    answer = tokens_of(run(core, submit("first", first))["first"])
+    second = (*first, *answer, 1, 2, 3)
+    news = run(core, submit("second", second))["second"]
+    computed = len(first) + len(answer) - 1  # the last token is known but was never computed
+    assert news[0].cached_tokens == computed // 16 * 16
+
+
+def test_prompt_logits_are_those_of_every_position_in_order() -> None:
+    prompt = prompts(16)[12]
+    core = fake_core(tokens=16, rows=6)
+    run(core, submit("warms the cache", prompt))
+    request = Submit("l", prompt, GREEDY, frozenset(), prompt_logits=True)
+    news = run(core, request, submit("beside", prompt[::-1]))["l"]
+    logits = np.concatenate([one.logits for one in news if one.logits is not None])
+    expected = [expected_row(prompt[: i + 1]) for i in range(len(prompt))]
+    np.testing.assert_array_equal(logits, expected)
+    assert news[-1].finish_reason == "length"
+
+
+def test_without_a_seed_one_is_drawn_and_a_given_one_is_kept() -> None:
+    core = fake_core()
+    step = core._runner._step
+    run(core, submit("a", (1,), SamplingParams(max_tokens=1)))
+    drawn = step.batch.sampling.seed  # type: ignore[attr-defined]
+    run(core, submit("b", (1,), SamplingParams(max_tokens=1)))
+    assert step.batch.sampling.seed != drawn  # type: ignore[attr-defined]
+    run(core, submit("c", (1,), SamplingParams(max_tokens=1, seed=2**64 - 1)))
+    assert step.batch.sampling.seed.tolist() == [2**64 - 1]  # type: ignore[attr-defined]
+
+
+def test_what_cannot_be_served_is_answered_and_harms_nobody() -> None:
+    core = fake_core()
+    news = run(core, submit("bad", (VOCAB,)), submit("long", (1,) * CONTEXT), submit("good", (1,)))
+    assert news["bad"][0].finish_reason == news["long"][0].finish_reason == "error"
+    assert tokens_of(news["good"])
