@@ -26,7 +26,7 @@ class CpuBackend:
     name = "cpu"
 
     def __init__(self, threads: int | None = None, isa: str = "auto") -> None:
-        self.isa = target.use(isa)
+        self.isa = target.current() if isa == "auto" else target.use(isa)
         choice = cores.default_threads()
         self.threads = threads or choice.threads
         self._why = choice.why if threads is None else "as asked"
