@@ -124,15 +124,13 @@ class KVManager:
 
     def grow(self, blocks: SequenceBlocks, n_tokens: int) -> bool:
         """Blocks for the first n_tokens, in every group; False, and no change, if one is full."""
-        n = -(-n_tokens // self.block_tokens)
-        if any(
-            n - len(table) > pool.free
-            for table, pool in zip(blocks.tables, self.pools, strict=True)
-        ):
+        more = -(-n_tokens // self.block_tokens) - len(blocks.tables[0])  # the same in all groups
+        if more <= 0:
+            return True
+        if any(pool.free < more for pool in self.pools):
             return False
         for table, pool in zip(blocks.tables, self.pools, strict=True):
-            while len(table) < n:
-                table.append(pool.allocate())
+            table.extend([pool.allocate() for _ in range(more)])
         return True
 
     def commit(self, blocks: SequenceBlocks, tokens: array[int], computed: int) -> None:

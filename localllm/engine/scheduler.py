@@ -85,7 +85,7 @@ class Scheduler:
         step = _Step(self._budget, self._running)
         preemptions = self._counts.preemptions
         self._schedule_running(step)
-        if self._counts.preemptions == preemptions:
+        if self._waiting and self._counts.preemptions == preemptions:
             self._schedule_waiting(step)
         return Plan(tuple(step.chunks))
 
@@ -130,8 +130,7 @@ class Scheduler:
         i = 0
         while i < len(self._running) and step.tokens:
             sequence = self._running[i]
-            step.followers -= 1
-            step.decoding -= sequence.remaining == 1
+            step.passes(sequence)
             end = step.chunk_end(sequence)
             if end > sequence.computed and self._make_room(sequence, end):
                 step.take(sequence, end)
@@ -244,6 +243,11 @@ class _Step:
         self.followers = len(running)  # running sequences that have not had their turn
         self.decoding = sum(s.remaining == 1 for s in running)  # of these, with one token to go
         self.chunks: list[Chunk] = []
+
+    def passes(self, sequence: Sequence) -> None:
+        """It is this running sequence's turn."""
+        self.followers -= 1
+        self.decoding -= sequence.remaining == 1
 
     def chunk_end(self, sequence: Sequence) -> int:
         """How far the sequence may go. A long chunk leaves a token to each that needs just one."""

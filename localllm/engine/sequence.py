@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from localllm.engine.kv_manager import SequenceBlocks
 from localllm.engine.messages import FinishReason, Submit
@@ -69,8 +69,7 @@ class Sequence:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(NamedTuple):
     """Computes tokens start..end of a sequence and takes logits of the last `rows` of them."""
 
     sequence: Sequence
@@ -84,8 +83,7 @@ class Plan:
     chunks: tuple[Chunk, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkResult:
+class ChunkResult(NamedTuple):
     """`token` is sampled from the last row (None: there was none); `logits` for prompt_logits."""
 
     token: int | None = None
