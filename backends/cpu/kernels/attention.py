@@ -31,14 +31,13 @@ from localllm.backends.cpu.kernel import (
 )
 from localllm.backends.cpu.kernels.arguments import FIRST_WORD, Arguments
 from localllm.backends.cpu.kernels.attention_rows import (
-    PARTITION,
-    SCORE_BYTES,
     STATE_BYTES,
     Span,
     Tile,
     attend_tile,
     load_queries,
 )
+from localllm.backends.cpu.kernels.attention_tiles import PARTITION, SCORE_BYTES, TILE_LANES
 from localllm.backends.cpu.kernels.kv import VALUE_COLUMNS, value_columns
 from localllm.backends.cpu.simd import scalar_load_i32
 
@@ -88,7 +87,9 @@ def scratch_bytes(heads: int, kv_heads: int, key_dim: int, value_dim: int) -> in
     """Bytes that a thread needs; layers may share them."""
     part = 4 * value_columns(value_dim) + STATE_BYTES
     row = 4 * key_dim + SCORE_BYTES + 2 * part
-    return -(-(row * tile_rows(heads, kv_heads) + BLOCKS_BYTES) // CACHE_LINE) * CACHE_LINE
+    widened = 4 * TILE_LANES * max(key_dim, PARTITION)
+    needed = BLOCKS_BYTES + widened + row * tile_rows(heads, kv_heads)
+    return -(-needed // CACHE_LINE) * CACHE_LINE
 
 
 def parts_bytes(nthreads: int, context: int, heads: int, kv_heads: int, value_dim: int) -> int:
@@ -215,7 +216,9 @@ def _tile(args: int, tid: int, span: Span, kv_head: int) -> Tile:
     sinks = arg_i64(args, _SINKS)
     if sinks != 0:
         sinks += first_head * 4
-    parts = arg_i64(args, _SCRATCH) + tid * arg_i64(args, _SCRATCH_BYTES) + BLOCKS_BYTES
+    blocks = arg_i64(args, _SCRATCH) + tid * arg_i64(args, _SCRATCH_BYTES)
+    widened = blocks + BLOCKS_BYTES
+    parts = widened + 4 * TILE_LANES * max(key_dim, PARTITION)
     totals = parts + rows * row_bytes
     scores = totals + rows * row_bytes
     tile = Tile(
@@ -230,11 +233,12 @@ def _tile(args: int, tid: int, span: Span, kv_head: int) -> Tile:
         key_dim=key_dim,
         value_dim=value_dim,
         part_bytes=row_bytes,
-        blocks=parts - BLOCKS_BYTES,
+        blocks=blocks,
         parts=parts,
         totals=totals,
         scores=scores,
         q=scores + rows * SCORE_BYTES,
+        widened=widened,
         table=arg_i64(head, H_BLOCK_TABLES) + table * table_blocks * 4,
         table_blocks=(span.position + span.queries - 1) // BLOCK_TOKENS + 1,
         cache=arg_i64(args, _CACHE) + kv_head * arg_i64(args, _HEAD_BYTES),

@@ -16,7 +16,16 @@ import numpy as np
 
 from localllm.backends.base import BLOCK_TOKENS
 from localllm.backends.cpu.kernel import helper
-from localllm.backends.cpu.kernels.attention_tiles import MOST_ROWS, add_values, score_rows
+from localllm.backends.cpu.kernels.attention_tiles import (
+    MOST_ROWS,
+    PARTITION,
+    SCORE_BYTES,
+    TILE_LANES,
+    add_values_f16,
+    add_values_f32,
+    score_rows_f16,
+    score_rows_f32,
+)
 from localllm.backends.cpu.kernels.kv import F16_BYTES, VALUE_COLUMNS
 from localllm.backends.cpu.simd import (
     as_f32x8,
@@ -24,9 +33,11 @@ from localllm.backends.cpu.simd import (
     atomic_add,
     broadcast_f32x8,
     extract,
+    f16_to_f32,
     fma,
     i32_to_f32,
     lanes_below,
+    load_f16x8,
     load_f32x8,
     load_masked_f32x8,
     max_f32,
@@ -47,9 +58,8 @@ from localllm.backends.cpu.simd import (
     vexp,
 )
 
-PARTITION = 256  # positions, a multiple of the block size
-SCORE_BYTES = 4 * (PARTITION + 16)  # of a row; no power of two, lest rows share cache sets
 STATE_BYTES = 64
+WIDEN_ABOVE = 2 * MOST_ROWS  # rows of a tile that make it worth to widen keys and values once
 _LARGEST, _WEIGHTS, _LOW, _HIGH = 0, 4, 8, 16  # offsets in a row's state
 _LOG2_E = 1.4426950408889634
 
@@ -86,6 +96,7 @@ class Tile(NamedTuple):
     totals: int  # parts of all partitions so far [rows]
     scores: int  # float32 [rows], SCORE_BYTES each
     q: int  # float32 [rows, key_dim], scaled
+    widened: int  # float32, a block's keys or 16 columns of a partition's values
     table: int  # int32, the sequence's blocks
     table_blocks: int  # blocks that the last query reaches
     cache: int  # of the KV head in block 0
@@ -161,12 +172,33 @@ def _score_block(tile: Tile, base: int, block: int) -> None:
     end = min(tile.rows, (start + BLOCK_TOKENS - 1 + tile.window - tile.position) * per_query)
     keys = scalar_load_i64(tile.blocks, block * 8)
     ahead = scalar_load_i64(tile.blocks, block * 8 + 8)
-    scores = tile.scores + block * BLOCK_TOKENS * 4
-    for r in range(row, end, MOST_ROWS):
-        height = min(MOST_ROWS, end - r)
-        q, to = tile.q + r * tile.key_dim * 4, scores + r * SCORE_BYTES
-        score_rows(height, keys, tile.key_dim, q, to, SCORE_BYTES, ahead)
+    if tile.rows > WIDEN_ABOVE:
+        for d in range(tile.key_dim):
+            _widen(keys + d * 2 * TILE_LANES, tile.widened + d * 4 * TILE_LANES)
+    step = _tile_height(end - row)
+    for r in range(row, end, step):
+        height = min(step, end - r)
+        q = tile.q + r * tile.key_dim * 4
+        to = tile.scores + r * SCORE_BYTES + block * BLOCK_TOKENS * 4
+        if tile.rows > WIDEN_ABOVE:
+            score_rows_f32(height, tile.widened, tile.key_dim, q, to, ahead)
+        else:
+            score_rows_f16(height, keys, tile.key_dim, q, to, ahead)
         ahead = keys  # one fetch of the next block is enough
+
+
+@helper
+def _tile_height(rows: int) -> int:
+    """Rows of a register tile, so that all are about as high."""
+    tiles = max(1, (rows + MOST_ROWS - 1) // MOST_ROWS)
+    return (rows + tiles - 1) // tiles
+
+
+@helper
+def _widen(source: int, to: int) -> None:
+    """16 float16 to float32."""
+    store_f32x8(to, 0, f16_to_f32(load_f16x8(source, 0)))
+    store_f32x8(to, 32, f16_to_f32(load_f16x8(source, 16)))
 
 
 @helper
@@ -211,8 +243,15 @@ def _sum_values(tile: Tile, column_bytes: int, to: int) -> None:
     The positions that all rows of a register tile see go together; those before and after them
     row by row, so that nothing of a position that a row does not see enters its sum.
     """
-    for row in range(0, tile.rows, MOST_ROWS):
-        end = min(tile.rows, row + MOST_ROWS)
+    if tile.rows > WIDEN_ABOVE:
+        states = to + tile.part_bytes - STATE_BYTES
+        first = scalar_load_i64(states, _LOW)
+        last = scalar_load_i64(states + (tile.rows - 1) * tile.part_bytes, _HIGH)
+        for t in range(first, last):
+            _widen(_value(tile, t, column_bytes), tile.widened + t * 4 * TILE_LANES)
+    step = _tile_height(tile.rows)
+    for row in range(0, tile.rows, step):
+        end = min(tile.rows, row + step)
         state = to + (row + 1) * tile.part_bytes - STATE_BYTES
         low = scalar_load_i64(state + (end - 1 - row) * tile.part_bytes, _LOW)
         high = scalar_load_i64(state, _HIGH)
@@ -229,22 +268,40 @@ def _sum_values(tile: Tile, column_bytes: int, to: int) -> None:
 
 
 @helper
+def _value(tile: Tile, position: int, column_bytes: int) -> int:
+    """Address of 16 columns of a position's values."""
+    block = scalar_load_i64(tile.blocks, position // BLOCK_TOKENS * 8)
+    row_bytes = (tile.part_bytes - STATE_BYTES) // 2
+    values = block + tile.key_dim * BLOCK_TOKENS * F16_BYTES
+    return int(values + position % BLOCK_TOKENS * row_bytes + column_bytes // 2)
+
+
+@helper
 def _add_values(
     tile: Tile, row: int, end: int, column_bytes: int, to: int, first: int, last: int
 ) -> None:
-    if first < last:
-        add_values(
-            end - row,
-            to + row * tile.part_bytes + column_bytes,
-            tile.part_bytes,
-            tile.scores + row * SCORE_BYTES,
-            SCORE_BYTES,
-            first,
-            last,
-            tile.blocks,
-            tile.key_dim * BLOCK_TOKENS * F16_BYTES + column_bytes // 2,
-            (tile.part_bytes - STATE_BYTES) // 2,
-        )
+    """Positions first..last of rows row..end."""
+    sums = to + row * tile.part_bytes + column_bytes
+    weights = tile.scores + row * SCORE_BYTES
+    if tile.rows > WIDEN_ABOVE:
+        if first < last:
+            values, row_bytes = tile.widened + first * 4 * TILE_LANES, 4 * TILE_LANES
+            add_values_f32(
+                end - row,
+                sums,
+                tile.part_bytes,
+                weights + first * 4,
+                last - first,
+                values,
+                row_bytes,
+            )
+        return
+    row_bytes = (tile.part_bytes - STATE_BYTES) // 2
+    while first < last:
+        n = min(BLOCK_TOKENS - first % BLOCK_TOKENS, last - first)
+        values = _value(tile, first, column_bytes)
+        add_values_f16(end - row, sums, tile.part_bytes, weights + first * 4, n, values, row_bytes)
+        first += n
 
 
 @helper

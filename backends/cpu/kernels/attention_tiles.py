@@ -13,7 +13,6 @@ from typing import Any
 import llvmlite.ir as ir
 from numba import types
 
-from localllm.backends.base import BLOCK_TOKENS
 from localllm.backends.cpu.simd import intrinsic
 from localllm.backends.cpu.simd.convert import f16_bits_to_f32
 from localllm.backends.cpu.simd.vector import (
@@ -28,83 +27,81 @@ from localllm.backends.cpu.simd.vector import (
     splat_ir,
 )
 
+PARTITION = 256  # positions, a multiple of the block size
+SCORE_BYTES = 4 * (PARTITION + 16)  # of a row; no power of two, lest rows share cache sets
+TILE_LANES = 16
 MOST_ROWS = 6  # by 2 vectors of sums: with what is added to them, AVX2's 16 registers
 
-_HALF_ROW = 16  # bytes of eight float16
 _VECTOR = 32  # bytes of eight float32
 _CACHE_LINE = 64
 
 
-@intrinsic
-def score_rows(
-    typingctx: Any,
-    rows: Any,
-    keys: Any,
-    key_dim: Any,
-    q: Any,
-    to: Any,
-    row_bytes: Any,
-    ahead: Any,
-) -> Any:
-    """Scores of `rows` queries with a block's 16 keys: to[r] = sum over d of q[r, d] * keys[d].
+def _score_rows(element: str) -> Any:
+    @intrinsic
+    def score_rows(
+        typingctx: Any, rows: Any, keys: Any, key_dim: Any, q: Any, to: Any, ahead: Any
+    ) -> Any:
+        """Scores of `rows` queries with a block's 16 keys: to[r] = sum of q[r, d] * keys[d].
 
-    q is [rows, key_dim], rows of `to` are row_bytes apart; a cache line for each d is fetched from
-    `ahead` on.
-    """
+        q is [rows, key_dim], rows of `to` are SCORE_BYTES apart; a cache line for each d is
+        fetched from `ahead` on.
+        """
 
-    def body(b: Any, height: int, args: list[Any]) -> None:
-        keys, key_dim, q, to, row_bytes, ahead = args
+        def body(b: Any, height: int, args: list[Any]) -> None:
+            keys, key_dim, q, to, ahead = args
 
-        def step(d: Any, sums: list[Any]) -> list[Any]:
-            _prefetch(b, _offset(b, ahead, d, _CACHE_LINE))
-            halves = _load_halves(b, _offset(b, keys, d, 2 * BLOCK_TOKENS))
-            factors = _offset(b, q, d, 4)
-            return _add_outer(b, sums, halves, factors, b.mul(key_dim, _word(4)))
+            def step(d: Any, sums: list[Any]) -> list[Any]:
+                _prefetch(b, _offset(b, ahead, d, _CACHE_LINE))
+                vectors = _load_row(b, element, _offset(b, keys, d, _row_bytes(element)))
+                factors = _offset(b, q, d, 4)
+                return _add_outer(b, sums, vectors, factors, b.mul(key_dim, _word(4)))
 
-        sums = _loop(b, _word(0), key_dim, [_zeros()] * (2 * height), step)
-        for i, pointer in enumerate(_vectors(b, height, to, row_bytes)):
-            b.store(sums[i], pointer, align=4)
+            sums = _loop(b, _word(0), key_dim, [_zeros()] * (2 * height), step)
+            for total, pointer in zip(sums, _tile(b, height, to, _word(SCORE_BYTES)), strict=True):
+                b.store(total, pointer, align=4)
 
-    return types.void(*[types.int64] * 7), _switch("attention_score", body)
+        return types.void(*[types.int64] * 6), _switch(f"attention_score_{element}", body)
+
+    return score_rows
 
 
-@intrinsic
-def add_values(
-    typingctx: Any,
-    rows: Any,
-    sums: Any,
-    sums_bytes: Any,
-    weights: Any,
-    weights_bytes: Any,
-    first: Any,
-    last: Any,
-    blocks: Any,
-    offset: Any,
-    value_bytes: Any,
-) -> Any:
-    """sums[r, 0:16] += weights[r, t] * values[t, 0:16] for positions t from first to last.
+def _add_values(element: str) -> Any:
+    @intrinsic
+    def add_values(
+        typingctx: Any,
+        rows: Any,
+        sums: Any,
+        sums_bytes: Any,
+        weights: Any,
+        n: Any,
+        values: Any,
+        value_bytes: Any,
+    ) -> Any:
+        """sums[r, 0:16] += weights[r, t] * values[t, 0:16] for t from 0 to n.
 
-    `blocks` lists the addresses of the partition's blocks, and the
-    values of a block's position p start `offset + p * value_bytes` behind them.
-    """
+        Rows of `weights` are SCORE_BYTES apart, those of `sums` and `values` as many as given.
+        """
 
-    def body(b: Any, height: int, args: list[Any]) -> None:
-        to, to_bytes, weights, weights_bytes, first, last, blocks, offset, value_bytes = args
+        def body(b: Any, height: int, args: list[Any]) -> None:
+            to, to_bytes, weights, n, values, value_bytes = args
 
-        def step(t: Any, sums: list[Any]) -> list[Any]:
-            listed = _offset(b, blocks, b.udiv(t, _word(BLOCK_TOKENS)), 8)
-            block = b.load(b.inttoptr(listed, I64.as_pointer()))
-            position = b.urem(t, _word(BLOCK_TOKENS))
-            at = b.add(b.add(block, offset), b.mul(position, value_bytes))
-            factors = _offset(b, weights, t, 4)
-            return _add_outer(b, sums, _load_halves(b, at), factors, weights_bytes)
+            def step(t: Any, sums: list[Any]) -> list[Any]:
+                vectors = _load_row(b, element, b.add(values, b.mul(t, value_bytes)))
+                factors = _offset(b, weights, t, 4)
+                return _add_outer(b, sums, vectors, factors, _word(SCORE_BYTES))
 
-        pointers = _vectors(b, height, to, to_bytes)
-        before = [b.load(pointer, align=4) for pointer in pointers]
-        for total, pointer in zip(_loop(b, first, last, before, step), pointers, strict=True):
-            b.store(total, pointer, align=4)
+            pointers = _tile(b, height, to, to_bytes)
+            before = [b.load(pointer, align=4) for pointer in pointers]
+            for total, pointer in zip(_loop(b, _word(0), n, before, step), pointers, strict=True):
+                b.store(total, pointer, align=4)
 
-    return types.void(*[types.int64] * 10), _switch("attention_values", body)
+        return types.void(*[types.int64] * 7), _switch(f"attention_values_{element}", body)
+
+    return add_values
+
+
+score_rows_f16, score_rows_f32 = _score_rows("f16"), _score_rows("f32")
+add_values_f16, add_values_f32 = _add_values("f16"), _add_values("f32")
 
 
 def _switch(name: str, body: Callable[[Any, int, list[Any]], None]) -> Callable[..., Any]:
@@ -174,14 +171,20 @@ def _add_outer(b: Any, sums: list[Any], halves: list[Any], factors: Any, step: A
     return result
 
 
-def _load_halves(b: Any, address: Any) -> list[Any]:
-    """16 float16 as two vectors of float32."""
+def _row_bytes(element: str) -> int:
+    return TILE_LANES * (2 if element == "f16" else 4)
+
+
+def _load_row(b: Any, element: str, address: Any) -> list[Any]:
+    """16 numbers as two vectors of float32."""
+    addresses = [address, b.add(address, _word(_row_bytes(element) // 2))]
+    if element == "f32":
+        return [b.load(b.inttoptr(a, f32x8.ir.as_pointer()), align=4) for a in addresses]
     kind = i16x8.ir.as_pointer()
-    addresses = [address, b.add(address, _word(_HALF_ROW))]
     return [f16_bits_to_f32(b, b.load(b.inttoptr(a, kind), align=2)) for a in addresses]
 
 
-def _vectors(b: Any, rows: int, address: Any, row_bytes: Any) -> list[Any]:
+def _tile(b: Any, rows: int, address: Any, row_bytes: Any) -> list[Any]:
     """Pointers to the two vectors of each row."""
     starts = [b.add(address, b.mul(row_bytes, _word(row))) for row in range(rows)]
     kind = f32x8.ir.as_pointer()
