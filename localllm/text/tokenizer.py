@@ -155,6 +155,10 @@ class Tokenizer:
         self._check(token)
         return self._vocabulary.types[token] == TokenType.CONTROL
 
+    def is_user_defined(self, token: int) -> bool:
+        self._check(token)
+        return self._vocabulary.types[token] == TokenType.USER_DEFINED
+
     def _check(self, token: int) -> None:
         if not 0 <= token < len(self._vocabulary):
             raise RequestError(

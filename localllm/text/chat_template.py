@@ -1,0 +1,125 @@
+"""Conversations to prompts, by the chat template in the model file."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+from localllm.errors import ChatTemplateError, GGUFError
+from localllm.gguf import GGUFFile
+from localllm.text.templates.compiled import CompiledTemplate
+from localllm.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+_DEFAULT = "default"
+_KEYS = {
+    _DEFAULT: "tokenizer.chat_template",
+    "tool_use": "tokenizer.chat_template.tool_use",
+    "rag": "tokenizer.chat_template.rag",
+}
+CHATML = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+class ChatTemplate:
+    """Made by `load`. Safe to use from several threads."""
+
+    def __init__(self, sources: Mapping[str, str], tokenizer: Tokenizer) -> None:
+        """`sources` has a template named `default`, and may have `tool_use` and `rag`."""
+        self._tokenizer = tokenizer
+        self._templates = {
+            name: CompiledTemplate(source, name, tokenizer) for name, source in sources.items()
+        }
+
+    @classmethod
+    def load(cls, file: GGUFFile, tokenizer: Tokenizer) -> Self:
+        """ChatTemplateError where a template cannot be parsed; ChatML where there is none."""
+        try:
+            sources = {
+                name: file.get_str(key) for name, key in _KEYS.items() if key in file.metadata
+            }
+        except GGUFError as error:
+            raise ChatTemplateError(str(error)) from error
+        if _DEFAULT not in sources:
+            log.warning("The model file has no chat template; conversations are written as ChatML")
+            sources[_DEFAULT] = CHATML
+        return cls(sources, tokenizer)
+
+    @property
+    def source(self) -> str:
+        return self._templates[_DEFAULT].source
+
+    @property
+    def supports_tools(self) -> bool:
+        return any(template.can.tools for template in self._templates.values())
+
+    @property
+    def supports_system(self) -> bool:
+        """Otherwise what system messages say is put before the first turn of the user."""
+        return self._templates[_DEFAULT].can.system_role
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> str:
+        """The prompt for a conversation in OpenAI's format.
+
+        TemplateRenderError (a RequestError) where the template refuses the messages.
+        """
+        template = self._choose(tools, documents)
+        return template.render(
+            messages,
+            _without_mask,
+            tools=tools or None,
+            documents=documents or None,
+            add_generation_prompt=add_generation_prompt,
+            **variables,
+        )
+
+    def encode(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> list[int]:
+        """The prompt as token ids, with BOS once where the model wants it.
+
+        Special tokens of the template are those tokens; what messages, tools and documents say
+        is text, whatever it looks like.
+        """
+        template = self._choose(tools, documents)
+        prompt = template.render(
+            messages,
+            template.hide,
+            tools=tools or None,
+            documents=documents or None,
+            add_generation_prompt=add_generation_prompt,
+            **variables,
+        )
+        ids = self._tokenizer.encode_parts(template.cut(prompt))
+        bos = self._tokenizer.bos_id
+        if self._tokenizer.add_bos and bos is not None and ids[:1] != [bos]:
+            ids.insert(0, bos)
+        return ids
+
+    def _choose(self, tools: object, documents: object) -> CompiledTemplate:
+        for wanted, name in ((tools, "tool_use"), (documents, "rag")):
+            if wanted and name in self._templates:
+                return self._templates[name]
+        return self._templates[_DEFAULT]
+
+
+def _without_mask(text: str, _role: str) -> str:
+    return text
