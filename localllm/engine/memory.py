@@ -79,15 +79,17 @@ def plan_kv(needs: KVNeeds, budget: int, *, whole: bool) -> KVPlan:
 def kv_budget(memory: MemoryInfo, workspace: int, asked: int | None) -> int:
     """Bytes for the KV cache, with the weights in memory and `workspace` bytes still to come.
 
-    Without a wish: half of what is then available, less a reserve for the rest of the machine. A
-    wish that does not fit raises InsufficientMemoryError.
+    Without a wish: half of what is then available, less a reserve for the rest of the machine
+    (which shrinks where there is hardly more than that). A wish that does not fit raises
+    InsufficientMemoryError.
     """
-    left = memory.available - workspace
+    left = max(0, memory.available - workspace)
     if asked is None:
-        return max(0, left - _reserve(memory)) // 2
+        reserve = min(max(memory.total // 16, _SMALLEST_RESERVE), _LARGEST_RESERVE)
+        return (left - min(reserve, left // 2)) // 2
     if asked > left:
         raise InsufficientMemoryError(
-            f"A KV cache of {megabytes(asked)} does not fit: {megabytes(max(0, left))} of "
+            f"A KV cache of {megabytes(asked)} does not fit: {megabytes(left)} of "
             f"{megabytes(memory.total)} are available beside weights and buffers"
         )
     return asked
@@ -95,20 +97,15 @@ def kv_budget(memory: MemoryInfo, workspace: int, asked: int | None) -> int:
 
 def check_weights_fit(memory: MemoryInfo, weights: int) -> None:
     """Before they are loaded, so that the machine is not driven into swapping."""
-    if weights + _reserve(memory) > memory.available:
+    if weights > memory.available:
         raise InsufficientMemoryError(
-            f"The model needs {megabytes(weights)} for its weights and a reserve of "
-            f"{megabytes(_reserve(memory))}; {megabytes(memory.available)} of "
-            f"{megabytes(memory.total)} are available"
+            f"The model needs {megabytes(weights)} for its weights; "
+            f"{megabytes(memory.available)} of {megabytes(memory.total)} are available"
         )
 
 
 def megabytes(n: int) -> str:
     return f"{n / 1e6:,.0f} MB" if n >= 10e6 else f"{n / 1e6:,.2f} MB"
-
-
-def _reserve(memory: MemoryInfo) -> int:
-    return min(max(memory.total // 16, _SMALLEST_RESERVE), _LARGEST_RESERVE)
 
 
 def _largest(low: int, high: int, fits: Callable[[int], bool]) -> int:

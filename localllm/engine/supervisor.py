@@ -171,12 +171,13 @@ class Supervisor:
             writer, self._writer = self._writer, None
             lost, self._open = self._open, set()
             self._process = None
+            self.stats = EngineStats()
             if self._failure is None:
                 self._failure = self._verdict(death)
         if writer is not None:
             writer.close()
         process.connection.close()
-        if not self._closing:
+        if self.first_ready.done() and not self._closing:
             then = "starting it again" if self._failure is None else "it is not started again"
             logger.error("%s; %d open sequences are lost; %s", death, len(lost), then)
         if lost:

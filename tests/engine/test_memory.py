@@ -90,7 +90,8 @@ def test_one_sequence_always_fits_and_the_budget_holds(
 def test_half_of_what_is_left_beside_the_reserve() -> None:
     memory = MemoryInfo(total=16 * GB, available=9 * GB)
     assert kv_budget(memory, workspace=GB, asked=None) == (8 * GB - GB) // 2
-    assert kv_budget(MemoryInfo(GB, GB // 10), workspace=0, asked=None) == 0
+    assert kv_budget(MemoryInfo(16 * GB, GB), workspace=0, asked=None) == GB // 4
+    assert kv_budget(MemoryInfo(16 * GB, GB), workspace=2 * GB, asked=None) == 0
 
 
 def test_a_wish_is_granted_or_refused_with_numbers() -> None:
@@ -102,6 +103,6 @@ def test_a_wish_is_granted_or_refused_with_numbers() -> None:
 
 def test_weights_beyond_the_memory_are_refused_before_they_are_loaded() -> None:
     memory = MemoryInfo(total=16 * GB, available=9 * GB)
-    check_weights_fit(memory, 8 * GB)
-    with pytest.raises(InsufficientMemoryError, match=r"needs 8,500 MB .* 9,000 MB of 16,000 MB"):
-        check_weights_fit(memory, 8500 * 10**6)
+    check_weights_fit(memory, 9 * GB)
+    with pytest.raises(InsufficientMemoryError, match=r"needs 9,001 MB .* 9,000 MB of 16,000 MB"):
+        check_weights_fit(memory, 9001 * 10**6)
