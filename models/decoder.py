@@ -35,7 +35,7 @@ class Decoder(Recorder):
     def __init__(self, file: GGUFFile, max_context: int) -> None:
         super().__init__(file)
         keys = self.keys
-        self.trained_context = keys.count("context_length")
+        trained_context = keys.count("context_length")
         self.heads = keys.count("attention.head_count")
         self.kv_heads = keys.count("attention.head_count_kv", self.heads)
         if self.heads % self.kv_heads:
@@ -45,7 +45,7 @@ class Decoder(Recorder):
         self.rope_dims = keys.count("rope.dimension_count", self.head_dim)
         if self.rope_dims % 2 or self.rope_dims > self.head_dim:
             keys.refuse("rope.dimension_count", f"is {self.rope_dims} for heads of {self.head_dim}")
-        self.rope_scaling = read_rope_scaling(keys, self.trained_context)
+        self.rope_scaling = read_rope_scaling(keys, trained_context)
         self.rope_factors = read_rope_factors(
             self.tensors,
             self.rope_dims,
