@@ -38,14 +38,16 @@ class Service:
     async def load(self) -> None:
         """Starts the engine and reads the model's text side meanwhile; ModelError if either
         cannot."""
+        starting = asyncio.create_task(self.engine.start())
         try:
-            async with asyncio.TaskGroup() as group:
-                model = group.create_task(self.off_loop(self._load_model))
-                group.create_task(self.engine.start())
-        except ExceptionGroup as errors:
+            model = await self.off_loop(self._load_model)
+            await starting
+        except BaseException:
             self._failed = True
-            raise errors.exceptions[0] from None
-        self._model = model.result()
+            await self.engine.close()
+            await asyncio.gather(starting, return_exceptions=True)
+            raise
+        self._model = model
 
     async def close(self) -> None:
         """Ends the engine; open requests end with an error."""

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from localllm.errors import LocalLLMError
-from localllm.server.run import bind, url_of
+from localllm.server.listen import bind, url_of
 from tests.helpers import ROOT
 
 HANG = 60
@@ -25,7 +25,8 @@ PROGRAM = """
 import asyncio, sys, threading
 from tests.helpers import tokenizer_cases
 from tests.server.fakes import FakeEngine
-from localllm.server.run import bind, serve, url_of
+from localllm.server.listen import bind, url_of
+from localllm.server.run import serve
 from localllm.server.served_model import load_served_model
 from localllm.server.service import Service
 

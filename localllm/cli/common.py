@@ -1,0 +1,128 @@
+"""Options, and the handling of errors, that several commands share."""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from localllm.config import parse_size
+from localllm.errors import LocalLLMError, RequestError
+
+INTERRUPTED: Final = 130  # 128 + SIGINT, as shells report it
+
+_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+(?:(?<!\.gguf)|:.+)")
+
+
+def size_option(text: str) -> int:
+    """Bytes of an option such as 48MB."""
+    try:
+        return parse_size(text, "size")
+    except RequestError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+class BackendName(StrEnum):
+    AUTO = "auto"
+    CPU = "cpu"
+    REFERENCE = "reference"
+
+
+class IsaName(StrEnum):
+    AUTO = "auto"
+    VNNI = "vnni"
+    AVX2 = "avx2"
+    SCALAR = "scalar"
+
+
+ModelArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL", help="A .gguf file, or owner/repo:QUANT of the Hugging Face hub."
+    ),
+]
+OptionalModelArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="MODEL",
+        help="A .gguf file, or owner/repo:QUANT of the Hugging Face hub. "
+        "Without one: a small model that is fetched once.",
+        show_default=False,
+    ),
+]
+Threads = Annotated[
+    int | None,
+    typer.Option(min=1, help="CPU threads that compute. Default: one per core.", metavar="N"),
+]
+Backend = Annotated[BackendName, typer.Option(help="What computes; reference is a slow oracle.")]
+Isa = Annotated[
+    IsaName, typer.Option(help="CPU instructions to compute with; auto takes what this CPU has.")
+]
+ContextSize = Annotated[
+    int | None,
+    typer.Option(
+        "--ctx-size",
+        min=1,
+        metavar="TOKENS",
+        help="Most tokens of one conversation, prompt and answer. "
+        "Default: as many as the model was trained for and memory holds.",
+    ),
+]
+Debug = Annotated[bool, typer.Option("--debug", help="Log more; show tracebacks of errors.")]
+
+
+def log_to_stderr(debug: bool) -> None:
+    """What the parts of localllm log goes to the terminal, a line each."""
+    origin = "%(name)s %(levelname)s " if debug else ""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter(f"%(asctime)s {origin}%(message)s", "%H:%M:%S"))
+    logger = logging.getLogger("localllm")
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG if debug else logging.INFO)
+
+
+@contextmanager
+def errors_in_one_line(debug: bool) -> Iterator[None]:
+    """Ends the program with status 1 and one line on stderr; with `debug` the traceback too."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+    except BrokenPipeError:
+        raise typer.Exit(1) from None
+    except (LocalLLMError, OSError) as error:
+        _report(error, str(error), debug)
+    except Exception as error:
+        hint = "" if debug else " (--debug shows where)"
+        _report(error, f"internal error: {type(error).__name__}: {error}{hint}", debug)
+
+
+def _report(error: Exception, message: str, debug: bool) -> None:
+    if debug:
+        traceback.print_exception(error)
+    print(f"localllm: {' '.join(message.split())}", file=sys.stderr)
+    raise typer.Exit(1) from None
+
+
+def find_model(model: str | None) -> Path:
+    """The file that a MODEL argument means; fetched when it is not here."""
+    from localllm import hub
+
+    if model is None:
+        return hub.ensure_default_model()
+    path = Path(model).expanduser()
+    if path.is_file():
+        return path
+    if path.is_dir():
+        raise LocalLLMError(f"{model} is a folder; name the .gguf file in it")
+    if _HUB_NAME.fullmatch(model):
+        return hub.pull(model)
+    raise LocalLLMError(f"There is no file {model}")

@@ -1,0 +1,118 @@
+"""The program as a user starts it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from localllm.backends.cpu.target import ISAS
+from localllm.cli import app
+from localllm.cli.common import IsaName
+from tests.helpers import FIXTURES
+
+HEAVY = ("numpy", "numba", "torch", "fastapi", "uvicorn", "tokenizers", "huggingface_hub")
+COMMANDS = ("serve", "chat", "bench", "info", "pull")
+
+
+def localllm(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "localllm", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={"PATH": "", "COLUMNS": "200", "TERM": "dumb"},
+    )
+
+
+def test_version() -> None:
+    done = localllm("--version")
+    assert done.returncode == 0
+    assert done.stdout == f"localllm {importlib.metadata.version('localllm')}\n"
+
+
+def test_help_names_the_commands() -> None:
+    done = localllm("--help")
+    assert done.returncode == 0
+    assert all(f" {command} " in done.stdout for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_option_is_explained(command: str) -> None:
+    done = localllm(command, "--help")
+    assert done.returncode == 0
+    group: Any = typer.main.get_command(app)
+    options = group.commands[command].params
+    assert "--debug" in [name for option in options for name in option.opts]
+    for option in options:
+        assert option.help, f"{option.name} has no help"
+        assert option.opts[-1] in done.stdout or option.metavar in done.stdout
+
+
+def test_every_instruction_set_can_be_chosen() -> None:
+    assert {"auto", *ISAS} == {name.value for name in IsaName}
+
+
+def test_help_imports_nothing_heavy() -> None:
+    program = (
+        "import sys; from localllm.cli import app\n"
+        "try: app(['serve', '--help'])\n"
+        "except SystemExit: pass\n"
+        f"print([name for name in {HEAVY!r} if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("serve", "--port", "70000"),
+        ("serve", "--backend", "abacus"),
+        ("serve", "--kv-cache-memory", "much"),
+        ("bench",),
+        ("conjure",),
+    ],
+)
+def test_wrong_usage_is_status_2(arguments: tuple[str, ...]) -> None:
+    done = localllm(*arguments)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("command", ["serve", "chat", "bench", "info"])
+def test_a_missing_file_is_one_line(command: str) -> None:
+    done = localllm(command, "nothing.gguf")
+    assert done.returncode == 1
+    assert done.stderr == "localllm: There is no file nothing.gguf\n"
+
+
+@pytest.mark.parametrize("command", ["serve", "chat", "bench", "info"])
+def test_a_broken_file_is_one_line(command: str, tmp_path: Path) -> None:
+    path = tmp_path / "broken.gguf"
+    path.write_bytes(b"GGUF" + b"\xff" * 100)
+    options = ["--port", "0"] if command == "serve" else []
+    done = localllm(command, str(path), *options)
+    assert done.returncode == 1
+    lines = done.stderr.splitlines()
+    assert [line for line in lines if " Loading " not in line] == lines[-1:]
+    assert lines[-1].startswith("localllm: broken.gguf")
+
+
+def test_info() -> None:
+    done = localllm("info", str(FIXTURES / "architectures" / "llama-format-q4_1.gguf"))
+    assert done.returncode == 0, done.stderr
+    about = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
+    assert about["architecture"] == "llama"
+    assert about["quantization"] == "Q4_1"
+    assert about["context"] == "256 tokens"
+    assert "128 tokens" in about["tokenizer"]
+    assert "of weights" in about["memory"]
