@@ -16,7 +16,6 @@ from localllm.cli.common import (
     BackendName,
     Debug,
     Isa,
-    IsaName,
     ModelArgument,
     Threads,
     errors_in_one_line,
@@ -34,7 +33,7 @@ def bench(
     model: ModelArgument,
     threads: Threads = None,
     backend: Backend = BackendName.AUTO,
-    isa: Isa = IsaName.AUTO,
+    isa: Isa = "auto",
     prompt_tokens: Annotated[
         int, typer.Option(min=1, metavar="N", help="Length of the prompt that is read.")
     ] = 512,
@@ -66,7 +65,7 @@ def bench(
             model=find_model(model),
             backend=backend.value,
             threads=threads,
-            isa=isa.value,
+            isa=isa,
             ctx_size=work.context,
             max_num_seqs=batch,
             max_num_batched_tokens=work.step_tokens,

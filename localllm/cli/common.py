@@ -36,13 +36,6 @@ class BackendName(StrEnum):
     REFERENCE = "reference"
 
 
-class IsaName(StrEnum):
-    AUTO = "auto"
-    VNNI = "vnni"
-    AVX2 = "avx2"
-    SCALAR = "scalar"
-
-
 ModelArgument = Annotated[
     str,
     typer.Argument(
@@ -64,7 +57,12 @@ Threads = Annotated[
 ]
 Backend = Annotated[BackendName, typer.Option(help="What computes; reference is a slow oracle.")]
 Isa = Annotated[
-    IsaName, typer.Option(help="CPU instructions to compute with; auto takes what this CPU has.")
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="CPU instructions to compute with. auto: the best that this CPU has; "
+        "scalar: none beyond the plain ones.",
+    ),
 ]
 ContextSize = Annotated[
     int | None,

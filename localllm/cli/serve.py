@@ -14,7 +14,6 @@ from localllm.cli.common import (
     ContextSize,
     Debug,
     Isa,
-    IsaName,
     OptionalModelArgument,
     Threads,
     errors_in_one_line,
@@ -41,7 +40,7 @@ def serve(
     ] = None,
     threads: Threads = None,
     backend: Backend = BackendName.AUTO,
-    isa: Isa = IsaName.AUTO,
+    isa: Isa = "auto",
     ctx_size: ContextSize = None,
     max_num_seqs: Annotated[
         int, typer.Option(min=1, metavar="N", help="Most answers written at the same time.")
@@ -83,7 +82,7 @@ def serve(
             model=find_model(model),
             backend=backend.value,
             threads=threads,
-            isa=isa.value,
+            isa=isa,
             ctx_size=ctx_size,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,

@@ -43,12 +43,14 @@ async def serve(
         if loading.done() and not service.draining:
             loading.result()
             on_ready()
-        await serving
+        await asyncio.wait((serving,))  # unlike `await serving`, leaves it alone when cancelled
+        serving.result()
     finally:
         server.should_exit = True
         loading.cancel()
         await asyncio.gather(serving, loading, return_exceptions=True)
         await service.close()
+        listener.close()
 
 
 class _Server(uvicorn.Server):

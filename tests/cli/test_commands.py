@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 import typer
 
-from localllm.backends.cpu.target import ISAS
 from localllm.cli import app
-from localllm.cli.common import IsaName
 from tests.helpers import FIXTURES
 
 HEAVY = ("numpy", "numba", "torch", "fastapi", "uvicorn", "tokenizers", "huggingface_hub")
@@ -55,8 +53,12 @@ def test_every_option_is_explained(command: str) -> None:
         assert option.opts[-1] in done.stdout or option.metavar in done.stdout
 
 
-def test_every_instruction_set_can_be_chosen() -> None:
-    assert {"auto", *ISAS} == {name.value for name in IsaName}
+def test_an_unknown_instruction_set_is_one_line() -> None:
+    model = FIXTURES / "architectures" / "llama-format-q4_1.gguf"
+    done = localllm("bench", str(model), "--isa", "abacus")
+    assert done.returncode == 1
+    assert done.stderr.startswith("localllm: unknown isa 'abacus': choose auto, ")
+    assert done.stderr.count("\n") == 1
 
 
 def test_help_imports_nothing_heavy() -> None:

@@ -1,0 +1,40 @@
+"""`localllm bench` with a real engine."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+
+from tests.helpers import FIXTURES
+
+MODEL = FIXTURES / "architectures" / "llama-format-q4_1.gguf"
+
+
+def bench(*options: str) -> str:
+    command = [sys.executable, "-m", "localllm", "bench", str(MODEL), "--backend", "reference"]
+    command += ["--prompt-tokens", "40", "--gen-tokens", "4", "--reps", "3", *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    return done.stdout
+
+
+def test_json() -> None:
+    result = json.loads(bench("--json", "--batch", "2", "--depth", "20"))
+    assert result["model"] == MODEL.name
+    assert result["backend"] == "reference"
+    assert result["threads"] >= 1
+    assert (result["batch"], result["depth"]) == (2, 20)
+    for what in ("prefill", "decode"):
+        samples = result[f"{what}_samples_tok_s"]
+        assert len(samples) == 3
+        assert all(sample > 0 for sample in samples)
+        assert result[f"{what}_tok_s"] == statistics.median(samples)
+
+
+def test_text() -> None:
+    lines = bench().splitlines()
+    assert lines[0].startswith(MODEL.name)
+    assert "40 tokens" in lines[1]
+    assert "4 tokens at depth 0" in lines[2]
+    assert all("tokens/s" in line for line in lines[1:])
