@@ -7,17 +7,20 @@ import weakref
 from collections.abc import Mapping, Sequence
 
 from localllm.backends.base import MemoryInfo, ProgressFn, StepLimits
-from localllm.backends.cpu import cores, target
+from localllm.backends.cpu import batch, cores, tape, target
 from localllm.backends.cpu.compiler import compile_kernels
+from localllm.backends.cpu.kernel import Kernel, Native
 from localllm.backends.cpu.kernels.kv import group_block_bytes
 from localllm.backends.cpu.kv_cache import KVCache
 from localllm.backends.cpu.lower import lower
 from localllm.backends.cpu.memory import memory_info
 from localllm.backends.cpu.step import CpuStep
-from localllm.backends.cpu.weights import Weights, load_weights
+from localllm.backends.cpu.weights import Weights
 from localllm.backends.cpu.workers import Workers
 from localllm.backends.program import KVGroup, Program
 from localllm.gguf import Tensor
+
+_SMALLEST = StepLimits(tokens=1, seqs=1, logit_rows=1, context=1)  # kernels are the same for all
 
 
 class CpuBackend:
@@ -43,8 +46,18 @@ class CpuBackend:
     def load(
         self, program: Program, tensors: Mapping[str, Tensor], progress: ProgressFn
     ) -> Weights:
-        weights = load_weights(program, tensors, self.threads, progress)
+        """Compiles on the way, since packing needs kernels and what a step needs is known."""
+        weights = Weights(program, tensors)
         self._loaded[program] = weights
+        plan = lower(program, weights, _SMALLEST, self.threads).builder.plan
+        kernels: list[Kernel | Native] = [
+            *plan.kernels(),
+            *weights.pack_kernels(),
+            *tape.NATIVES,
+            *batch.NATIVES,
+        ]
+        compile_kernels(kernels, self.threads, progress)
+        weights.pack(self.threads, progress)
         return weights
 
     def kv_block_bytes(self, group: KVGroup) -> int:

@@ -293,3 +293,6 @@ def first_tokens(tokens: int, groups: int) -> Batch:
         logit_rows=np.array([tokens - 1], np.int32),
         sampling=SamplingArrays.greedy(1),
     )
+
+
+NATIVES = (_fill_header,)

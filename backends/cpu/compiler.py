@@ -17,28 +17,30 @@ from pathlib import Path
 
 from localllm.backends.base import ProgressFn
 from localllm.backends.cpu import cache, target
-from localllm.backends.cpu.kernel import Kernel, find_kernel
+from localllm.backends.cpu.kernel import Kernel, Native, find
 
 _KERNELS_PER_PROCESS = 3  # for fewer, starting a process costs more than it saves
 _log = logging.getLogger(__name__)
 
 
-def compile_kernels(kernels: Sequence[Kernel], processes: int, progress: ProgressFn) -> None:
-    """Makes every kernel's `address` cheap to ask for."""
+def compile_kernels(
+    kernels: Sequence[Kernel | Native], processes: int, progress: ProgressFn
+) -> None:
+    """Compiles all of them, or reads them from disk."""
     missing = [kernel for kernel in kernels if not kernel.is_ready()]
     if missing:
         noun = "kernel" if len(missing) == 1 else "kernels"
         progress(f"compiling {len(missing)} {noun} (first run only)")
         _Compilation(missing, progress).run(min(processes, len(missing) // _KERNELS_PER_PROCESS))
     for kernel in kernels:
-        kernel.address  # noqa: B018  # loads what a helper compiled, or left undone
+        kernel.compile()  # loads what a helper compiled, or left undone
 
 
 class _Compilation:
     """Kernels waiting to be compiled by this process and its helpers."""
 
-    def __init__(self, kernels: Sequence[Kernel], progress: ProgressFn) -> None:
-        self._waiting: queue.SimpleQueue[Kernel] = queue.SimpleQueue()
+    def __init__(self, kernels: Sequence[Kernel | Native], progress: ProgressFn) -> None:
+        self._waiting: queue.SimpleQueue[Kernel | Native] = queue.SimpleQueue()
         for kernel in kernels:
             self._waiting.put(kernel)
         self._total, self._finished = len(kernels), 0
@@ -50,7 +52,7 @@ class _Compilation:
         for helper in helpers:
             helper.start()
         while kernel := self._next():
-            kernel.address  # noqa: B018  # compiles it
+            kernel.compile()
             self._finish_one()
         for helper in helpers:
             helper.join()
@@ -72,7 +74,7 @@ class _Compilation:
         except OSError as error:
             _log.warning("no compiler process (%s); compiling without it", error.strerror)
 
-    def _next(self) -> Kernel | None:
+    def _next(self) -> Kernel | Native | None:
         try:
             return self._waiting.get_nowait()
         except queue.Empty:
@@ -89,7 +91,7 @@ def _help(isa: str, directory: str) -> None:
     target.use(isa)
     cache.use_directory(Path(directory))
     for line in sys.stdin:
-        find_kernel(line).address  # noqa: B018  # compiles and saves it
+        find(line).compile()
         print("compiled", flush=True)
 
 

@@ -73,11 +73,11 @@ class Origin:
         return json.dumps([self.module, self.qualname, self.arguments])
 
 
-def find_kernel(origin_json: str) -> Kernel:
-    """The kernel that `Origin.to_json` describes; another process can compile it by that."""
+def find(origin_json: str) -> Kernel | Native:
+    """What `Origin.to_json` describes; another process can compile it by that."""
     module, qualname, arguments = json.loads(origin_json)
     found = getattr(importlib.import_module(module), qualname)
-    return cast(Kernel, found if arguments is None else found(*arguments))
+    return cast("Kernel | Native", found if arguments is None else found(*arguments))
 
 
 class Kernel:
@@ -102,16 +102,20 @@ class Kernel:
 
     @property
     def address(self) -> int:
-        """Address of the native code `void(int64, int64, int64)`; compiles at the first call."""
+        """Address of the native code `void(int64, int64, int64)`."""
+        self.compile()
+        return int(self._compiled.address)
+
+    def compile(self) -> None:
+        """Makes the native code, or reads it from disk, unless that is done."""
         if self._compiled is None:
             compiled: Any = CFunc(self.function, (_SIGNATURE.args, types.void), {}, dict(_OPTIONS))
             compiled._cache = self._cache()
             compiled.compile()
             self._compiled = compiled
-        return int(self._compiled.address)
 
     def is_ready(self) -> bool:
-        """Whether `address` costs no compilation."""
+        """Whether `compile` has only to read, at most."""
         return self._compiled is not None or self._cache().exists()
 
     def _cache(self) -> cache.DiskCache:
@@ -171,18 +175,25 @@ class Native:
         self.origin = Origin(function.__module__, function.__qualname__)
         functools.update_wrapper(self, function)
 
-    def prepare(self) -> Any:
-        """Compiles now, or reads from disk; returns what `__call__` calls, without its check."""
+    def compile(self) -> Any:
+        """Makes the native code unless that is done; returns what `__call__` calls."""
         if self._dispatcher is None:
             dispatcher = njit(nogil=True, **_OPTIONS)(self._function)
-            dispatcher._cache = cache.DiskCache(cache.directory(), self.origin.key())
+            dispatcher._cache = self._cache()
             dispatcher.compile(self._signature)
             dispatcher.disable_compile()
             self._dispatcher = dispatcher
         return self._dispatcher
 
+    def is_ready(self) -> bool:
+        """Whether `compile` has only to read, at most."""
+        return self._dispatcher is not None or self._cache().exists()
+
     def __call__(self, *args: Any) -> Any:
-        return (self._dispatcher or self.prepare())(*args)
+        return (self._dispatcher or self.compile())(*args)
+
+    def _cache(self) -> cache.DiskCache:
+        return cache.DiskCache(cache.directory(), self.origin.key())
 
 
 def native(signature: Any) -> Callable[[Callable[..., Any]], Native]:

@@ -159,9 +159,8 @@ def _walk(control: int, tid: int) -> None:
             if _enter(gate):
                 _call_kernel(arg_i64(row, 0), arg_i64(row, 1), tid, n)
                 atomic_add(gate, 0, _OUT)
-        if stamps != 0 and tid == 0:
-            _wait_until_finished(gate)
-            _store_word(stamps, op * 8, _nanoseconds())
+                if stamps != 0 and _finished(gate):
+                    _store_word(stamps, op * 8, _nanoseconds())
     while done < arg_i64(control, C_END) - 1:
         done += 1
         _wait_until_finished(sync + done * SYNC_BYTES + _GATE)
@@ -214,3 +213,6 @@ def start(control: int) -> None:
 def join(control: int) -> None:
     """Works as thread 0 and returns when every op is finished."""
     _walk(control, 0)
+
+
+NATIVES = (serve, settle, start, join)

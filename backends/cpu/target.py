@@ -6,6 +6,7 @@ The choice is made once, before the first kernel compiles, and is part of the ke
 
 - `avx2`: x86-64 with AVX2, FMA and F16C.
 - `vnni`: the same, with the four-way dot product of AVX-VNNI or AVX-512 VNNI.
+- `avx512`: that dot product, and 16 lanes where many columns are multiplied.
 - `scalar`: plain LLVM operations only, which run on any machine that LLVM knows.
 
 All of them give the same bits.
@@ -18,10 +19,18 @@ from numba import config
 
 from localllm.errors import LocalLLMError
 
-ISAS = ("avx2", "vnni", "scalar")
+ISAS = ("avx512", "vnni", "avx2", "scalar")  # the first that the CPU has is `auto`
 
-_AVX2 = ("avx2", "fma", "f16c")
-_VNNI = (("avxvnni",), ("avx512vnni", "avx512vl"))
+_AVX2 = frozenset({"avx2", "fma", "f16c"})
+_VNNI512 = _AVX2 | {"avx512vl", "avx512vnni"}
+
+# LLVM's names of the features that each needs; where there are several sets, one is enough.
+_NEEDS = {
+    "avx512": (_VNNI512 | {"avx512f", "avx512bw"},),
+    "vnni": (_AVX2 | {"avxvnni"}, _VNNI512),
+    "avx2": (_AVX2,),
+    "scalar": (frozenset[str](),),
+}
 
 _current: str | None = None
 
@@ -51,9 +60,7 @@ def resolve(isa: str) -> str:
     """The name in `ISAS` that `isa` stands for on this CPU."""
     features = cpu_features()
     if isa == "auto":
-        if _missing("avx2", features):
-            return "scalar"
-        return "avx2" if _missing("vnni", features) else "vnni"
+        return next(name for name in ISAS if not _missing(name, features))
     if isa not in ISAS:
         raise LocalLLMError(f"unknown isa {isa!r}: choose auto, {', '.join(ISAS)}")
     if missing := _missing(isa, features):
@@ -72,9 +79,4 @@ def cpu_features() -> frozenset[str]:
 
 
 def _missing(isa: str, features: frozenset[str]) -> list[str]:
-    if isa == "scalar":
-        return []
-    missing = [f for f in _AVX2 if f not in features]
-    if isa == "vnni" and not any(features.issuperset(kind) for kind in _VNNI):
-        missing.append("avxvnni or avx512vnni")
-    return missing
+    return min((sorted(needs - features) for needs in _NEEDS[isa]), key=len)

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from localllm.backends.base import ProgressFn
-from localllm.backends.cpu.compiler import compile_kernels
 from localllm.backends.cpu.kernel import Kernel
 from localllm.backends.cpu.matmul import FORMATS, WeightFormat, convert, storage_type
 from localllm.backends.cpu.memory import ByteArray, aligned_bytes, round_up
-from localllm.backends.program import Attention, Embed, FloatArray, Linear, Norm, Program
+from localllm.backends.program import Attention, FloatArray, Linear, Norm, Program
 from localllm.errors import GGUFError
 from localllm.gguf import Tensor, TensorType
 
@@ -40,17 +39,22 @@ class Matrix:
 
 
 class Weights:
-    """A program's weights. Addresses stay valid for as long as this object lives."""
+    """A program's weights. Addresses hold from the start, the values follow with `pack`."""
 
-    def __init__(self, arena: ByteArray) -> None:
-        self._arena = arena
-        self.n_bytes = arena.nbytes
+    def __init__(self, program: Program, tensors: Mapping[str, Tensor]) -> None:
+        names, vectors = program.weights(), _vector_names(program)
+        for name in names:
+            if name not in tensors:
+                raise GGUFError(f"tensor {name!r} is missing")
+        self._vectors = {name: _read_vector(tensors[name]) for name in names if name in vectors}
+        self._plans = [_MatrixPlan(tensors[name]) for name in names if name not in vectors]
+        self._arena = aligned_bytes(sum(plan.n_bytes for plan in self._plans), huge_pages=True)
+        self.n_bytes = self._arena.nbytes + sum(v.nbytes for v in self._vectors.values())
         self.matrices: dict[str, Matrix] = {}
-        self._vectors: dict[str, FloatArray] = {}
-
-    def add_vector(self, name: str, values: FloatArray) -> None:
-        self._vectors[name] = values
-        self.n_bytes += values.nbytes
+        address = int(self._arena.ctypes.data)
+        for plan in self._plans:
+            self.matrices[plan.tensor.name] = plan.matrix(address)
+            address += plan.n_bytes
 
     def vector(self, name: str | None) -> tuple[int, int]:
         """Address and length of a float32 vector; zeros for None."""
@@ -59,49 +63,24 @@ class Weights:
         values = self._vectors[name]
         return int(values.ctypes.data), values.size
 
+    def pack_kernels(self) -> list[Kernel]:
+        return list(dict.fromkeys(plan.format.pack_kernel for plan in self._plans))
 
-def load_weights(
-    program: Program, tensors: Mapping[str, Tensor], threads: int, progress: ProgressFn
-) -> Weights:
-    """Packs every weight that the program names.
-
-    Resident memory grows with what has been packed; the file's pages are dropped on the way.
-    """
-    vectors = _vector_names(program)
-    names = program.weights()
-    for name in names:
-        if name not in tensors:
-            raise GGUFError(f"tensor {name!r} is missing")
-    matrices = [tensors[name] for name in names if name not in vectors]
-    plans = [_MatrixPlan(tensor) for tensor in matrices]
-    _report_conversions(plans, progress)
-    compile_kernels(_kernels(plans, program), threads, progress)
-    weights = Weights(aligned_bytes(sum(plan.n_bytes for plan in plans), huge_pages=True))
-    offset, meter = 0, _Meter(progress, sum(tensor.n_bytes for tensor in matrices))
-    with ThreadPoolExecutor(threads, "localllm-load") as pool:
-        for plan in plans:
-            out = weights._arena[offset : offset + plan.n_bytes]
-            plan.pack(out, pool, threads)
-            weights.matrices[plan.tensor.name] = plan.matrix(int(out.ctypes.data))
-            offset += plan.n_bytes
-            meter.advance(plan.tensor.n_bytes)
-    for name in names:
-        if name in vectors:
-            weights.add_vector(name, np.array(tensors[name].dequantize(), np.float32).ravel())
-            tensors[name].drop_pages()
-    return weights
+    def pack(self, threads: int, progress: ProgressFn) -> None:
+        """Fills the matrices from the file, whose pages are dropped on the way."""
+        _report_conversions(self._plans, progress)
+        offset, meter = 0, _Meter(progress, sum(plan.tensor.n_bytes for plan in self._plans))
+        with ThreadPoolExecutor(threads, "localllm-load") as pool:
+            for plan in self._plans:
+                plan.pack(self._arena[offset : offset + plan.n_bytes], pool, threads)
+                offset += plan.n_bytes
+                meter.advance(plan.tensor.n_bytes)
 
 
-def _kernels(plans: Iterable[_MatrixPlan], program: Program) -> list[Kernel]:
-    """All kernels of the formats in use: packing needs some of them now, a step the others."""
-    embedded = {op.weight for op in program.ops if isinstance(op, Embed)}
-    found: dict[Kernel, None] = {}
-    for plan in plans:
-        form = plan.format
-        found |= dict.fromkeys((form.matmul, form.activation.quantize, form.pack_kernel))
-        if plan.tensor.name in embedded:
-            found[form.embed] = None
-    return list(found)
+def _read_vector(tensor: Tensor) -> FloatArray:
+    values = np.array(tensor.dequantize(), np.float32).ravel()
+    tensor.drop_pages()
+    return values
 
 
 def _vector_names(program: Program) -> set[str]:

@@ -27,26 +27,26 @@ class Workers:
         self._control = np.zeros(tape.CONTROL_WORDS, np.int64)
         self._address = int(self._control.ctypes.data)
         self._in_use: tuple[Int64Array, ByteArray] | None = None  # by a thread that comes late
-        tape.settle.prepare()
-        tape.start.prepare()
-        tape.join.prepare()
-        serve = tape.serve.prepare()
-        pipes = [os.pipe() for _ in range(1, threads)]
-        self._wake_fds = np.array([write for _, write in pipes], np.int64)
-        self._read_fds = [read for read, _ in pipes]
         self._control[tape.C_THREADS] = threads
+        self._wake_fds = np.zeros(threads - 1, np.int64)
         self._control[tape.C_WAKE_FDS] = self._wake_fds.ctypes.data
-        self._pool = [
-            threading.Thread(
-                target=serve,
-                args=(self._address, tid, read),
-                name=f"localllm-cpu-{tid}",
-                daemon=True,
-            )
-            for tid, read in enumerate(self._read_fds, start=1)
-        ]
-        for thread in self._pool:
+        self._read_fds: list[int] = []
+        self._pool: list[threading.Thread] = []
+        self._closed = False
+
+    def _launch(self) -> list[threading.Thread]:
+        """Starts the threads, once there is something to do."""
+        serve = tape.serve.compile()
+        pool = []
+        for tid in range(1, self.threads):
+            read, self._wake_fds[tid - 1] = os.pipe()
+            self._read_fds.append(read)
+            name = f"localllm-cpu-{tid}"
+            args = (self._address, tid, read)
+            pool.append(threading.Thread(target=serve, args=args, name=name, daemon=True))
+        for thread in pool:
             thread.start()
+        return pool
 
     def start(
         self,
@@ -59,11 +59,11 @@ class Workers:
         """Has the workers begin with ops first..end-1 of the table; ops before are finished.
 
         `table` is [ops, tape.ROW_WORDS]; `sync` has tape.SYNC_BYTES per op and starts at a cache
-        line. `stamps` gets the time in nanoseconds at which each op was finished; ops then run
-        one after the other.
+        line. `stamps` gets the time in nanoseconds at which each op was finished.
         """
-        if not self._pool and self.threads > 1:
+        if self._closed:
             raise RuntimeError("the worker threads are closed")
+        self._pool = self._pool or self._launch()
         self.settle()
         self._in_use = (table, sync)
         control = self._control
@@ -85,6 +85,7 @@ class Workers:
 
     def close(self) -> None:
         """Ends the threads. Nothing may be running."""
+        self._closed = True
         if not self._pool:
             return
         self.settle()

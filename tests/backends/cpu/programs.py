@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -113,7 +114,7 @@ def plain() -> Program:
         h = p.norm(x, "norm", 1e-5, bias="norm.bias", kind="layer")
         h = p.position_scale(_attention_block(p, h, table), 0.3, 7.0, 1.0)
         up = p.linear(h, "up.weight", shard="column")
-        x = p.add(x, p.linear(p.activation(up, act), "down.weight", shard="row"))  # type: ignore[arg-type]
+        x = p.add(x, p.linear(p.activation(up, act), "down.weight", shard="row"))
     x = p.norm(p.select_rows(x), None, 1e-5, kind="layer")
     p.finish(p.linear(x, "output.weight", shard="vocab"))
     return p
@@ -130,13 +131,13 @@ def experts() -> Program:
             "down.weight": (EXPERTS, WIDTH, FFN),
         }
     )
-    names = {"gate": "gate.weight", "up": "up.weight", "down": "down.weight"}
+    moe = partial(p.moe, gate="gate.weight", up="up.weight", down="down.weight")
     table = _rope_table(HEAD // 2, interleaved=False)
     x = _attention_block(p, p.embed("embed.weight"), table)
     logits = p.linear(x, "router.weight", shard="column")
-    x = p.add(x, p.moe(x, logits, **names, used=3))
+    x = p.add(x, moe(x, logits, used=3))
     logits = p.linear(x, "router.weight", shard="column")
-    y = p.moe(x, logits, **names, used=2, gating="sigmoid", normalize=False, scale=1.5, act="gelu")
+    y = moe(x, logits, used=2, gating="sigmoid", normalize=False, scale=1.5, act="gelu")
     x = p.norm(p.select_rows(p.add(x, y)), "norm", 1e-5)
     p.finish(p.linear(x, "embed.weight", shard="vocab"))
     return p

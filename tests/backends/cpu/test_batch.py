@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,9 +31,10 @@ def test_a_good_batch_passes() -> None:
     assert header[H_SAMPLING : H_SAMPLING + len(pointers)].tolist() == pointers
 
 
-def changed(name: str, change: Callable[[np.ndarray], object]) -> Batch:
+def changed(name: str, change: Callable[[Any], object]) -> Batch:
     batch = first_tokens(4, 1)
-    return replace(batch, **{name: change(getattr(batch, name))})
+    changes: dict[str, Any] = {name: change(getattr(batch, name))}
+    return replace(batch, **changes)
 
 
 @pytest.mark.parametrize(

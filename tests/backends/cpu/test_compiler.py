@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 SCRIPT = """
 import json, sys
@@ -22,7 +23,7 @@ print(json.dumps([ready, [k.is_ready() for k in kernels], all(k.address for k in
 """
 
 
-def run(cache: Path, *arguments: str) -> list[object]:
+def run(cache: Path, *arguments: str) -> list[Any]:
     result = subprocess.run(
         [sys.executable, "-c", SCRIPT, *arguments],
         env={**os.environ, "LOCALLLM_CACHE": str(cache)},
@@ -31,7 +32,7 @@ def run(cache: Path, *arguments: str) -> list[object]:
         check=True,
         timeout=300,
     )
-    answer: list[object] = json.loads(result.stdout)
+    answer: list[Any] = json.loads(result.stdout)
     return answer
 
 

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -125,12 +126,13 @@ def test_steps_end_beside_busy_processes() -> None:
 
 def test_closing_ends_the_threads() -> None:
     before = set(threading.enumerate())
-    workers = Workers(3)
+    workers, chain = Workers(3), Chain.make()
+    assert set(threading.enumerate()) == before
+    chain.run(workers)
     assert len(set(threading.enumerate()) - before) == 2
     workers.close()
     workers.close()
     assert set(threading.enumerate()) == before
-    chain = Chain.make()
     with pytest.raises(RuntimeError, match="closed"):
         chain.run(workers)
 
@@ -139,15 +141,23 @@ def test_idle_threads_use_no_time() -> None:
     """A worker waits in a system call; its clock stands still."""
     script = """
 import resource, time
+from tests.backends.cpu.test_tape import Chain
 from localllm.backends.cpu.workers import Workers
-workers = Workers(4)
+workers, chain = Workers(4), Chain.make()
+chain.run(workers)
+time.sleep(0.1)
 before = resource.getrusage(resource.RUSAGE_SELF)
 time.sleep(0.5)
 after = resource.getrusage(resource.RUSAGE_SELF)
 print(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
 """
     result = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+        cwd=Path(__file__).parents[3],
     )
     assert float(result.stdout) < 0.1
 

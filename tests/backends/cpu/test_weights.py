@@ -10,7 +10,7 @@ from localllm.backends.cpu.kernel import H_IDS, H_TOKENS, HEADER_WORDS
 from localllm.backends.cpu.lower_linear import EmbedArgs
 from localllm.backends.cpu.memory import aligned_bytes
 from localllm.backends.cpu.tape import SYNC_BYTES
-from localllm.backends.cpu.weights import Matrix, load_weights
+from localllm.backends.cpu.weights import Matrix, Weights
 from localllm.backends.cpu.workers import Workers
 from localllm.backends.program import FloatArray, Program
 from localllm.errors import GGUFError
@@ -56,6 +56,18 @@ def unpacked(matrix: Matrix, expert: int, pools: dict[int, Workers]) -> FloatArr
     return out
 
 
+def load(
+    program: Program,
+    tensors: Mapping[str, Tensor],
+    threads: int = 2,
+    lines: list[str] | None = None,
+) -> Weights:
+    weights = Weights(program, tensors)
+    said = list[str]() if lines is None else lines
+    weights.pack(threads, said.append)
+    return weights
+
+
 def tensors_of(kind: TensorType) -> Mapping[str, Tensor]:
     return random_tensors(program(), lambda _: kind)
 
@@ -72,7 +84,7 @@ def test_packed_matrices_hold_the_files_values(
 ) -> None:
     monkeypatch.setattr(loading, "_SLAB_BYTES", slab_bytes)
     tensors = tensors_of(kind)
-    weights = load_weights(program(), tensors, threads, lambda _: None)
+    weights = load(program(), tensors, threads)
     for name, matrix in weights.matrices.items():
         expected = tensors[name].dequantize().reshape(max(1, matrix.experts), matrix.rows, -1)
         for expert, values in enumerate(expected):
@@ -80,7 +92,7 @@ def test_packed_matrices_hold_the_files_values(
 
 
 def test_a_tied_matrix_is_stored_once() -> None:
-    weights = load_weights(program(), tensors_of(TensorType.F32), 2, lambda _: None)
+    weights = load(program(), tensors_of(TensorType.F32))
     assert list(weights.matrices) == [
         "embed.weight",
         "router.weight",
@@ -104,7 +116,7 @@ def test_formats_without_kernels_are_converted_and_said_to_be(pools: dict[int, W
     raw = quants.quantize(values, GGMLQuantizationType.TQ1_0)
     tensor = make_tensor("embed.weight", TensorType.TQ1_0, values)
     lines: list[str] = []
-    weights = load_weights(p, {"embed.weight": tensor}, 2, lines.append)
+    weights = load(p, {"embed.weight": tensor}, lines=lines)
     assert lines == ["embed.weight: TQ1_0 is computed as Q8_0"]
     expected = quants.dequantize(raw, GGMLQuantizationType.TQ1_0)
     actual = unpacked(weights.matrices["embed.weight"], 0, pools)
@@ -115,7 +127,7 @@ def test_a_missing_tensor_is_named() -> None:
     tensors = dict(tensors_of(TensorType.F32))
     del tensors["down.weight"]
     with pytest.raises(GGUFError, match=r"'down\.weight' is missing"):
-        load_weights(program(), tensors, 1, lambda _: None)
+        load(program(), tensors)
 
 
 def test_a_vector_in_a_matrixs_place_is_named() -> None:
@@ -124,12 +136,12 @@ def test_a_vector_in_a_matrixs_place_is_named() -> None:
         "router.weight", TensorType.F32, np.zeros(COLS, np.float32)
     )
     with pytest.raises(GGUFError, match=r"'router\.weight' has shape \(256,\)"):
-        load_weights(program(), tensors, 1, lambda _: None)
+        load(program(), tensors)
 
 
 def test_pages_of_the_file_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     dropped: list[str] = []
     drop: Callable[[Tensor], None] = lambda tensor: dropped.append(tensor.name)  # noqa: E731
     monkeypatch.setattr(Tensor, "drop_pages", drop)
-    load_weights(program(), tensors_of(TensorType.Q8_0), 1, lambda _: None)
+    load(program(), tensors_of(TensorType.Q8_0))
     assert set(dropped) == set(program().weights())
