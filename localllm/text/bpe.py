@@ -29,7 +29,7 @@ def _byte_alphabet() -> dict[str, int]:
     return alphabet
 
 
-_BYTE_OF = _byte_alphabet()
+BYTE_OF = _byte_alphabet()
 
 
 class BPEModel:
@@ -51,7 +51,7 @@ class BPEModel:
             else {}
         )
         self._tokenizer = Tokenizer(_build(ids, _parse(merges), rules))
-        self._tokenizer.pre_tokenizer = _pre_tokenizer(rules)
+        self._tokenizer.pre_tokenizer = build_pre_tokenizer(rules)
 
     def encode(self, text: str) -> list[int]:
         if self._rules.escape_spaces:
@@ -64,7 +64,7 @@ class BPEModel:
         if not self._rules.byte_level:
             return spaced_text_bytes(token)
         try:
-            return bytes(map(_BYTE_OF.__getitem__, token))
+            return bytes(map(BYTE_OF.__getitem__, token))
         except KeyError:  # not written in the byte alphabet: an added token marked as normal
             return token.encode()
 
@@ -108,7 +108,8 @@ def _known_merges(ids: dict[str, int], merges: list[tuple[str, str]]) -> Iterabl
             yield left, right
 
 
-def _pre_tokenizer(rules: PreTokenizer) -> pre_tokenizers.PreTokenizer:
+def build_pre_tokenizer(rules: PreTokenizer) -> pre_tokenizers.PreTokenizer:
+    """What cuts text into words by these rules."""
     steps: list[pre_tokenizers.PreTokenizer] = [
         pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in rules.patterns
     ]

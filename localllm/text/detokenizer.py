@@ -5,8 +5,13 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
-from localllm.text.tokenizer import Tokenizer
+
+class TokenBytes(Protocol):
+    """What of a `Tokenizer` is needed here."""
+
+    def token_bytes(self, token: int, /) -> bytes: ...
 
 
 class Detokenizer:
@@ -18,7 +23,7 @@ class Detokenizer:
     that begin at the same place the shortest, which is complete first.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
+    def __init__(self, tokenizer: TokenBytes, stop: Sequence[str] = ()) -> None:
         if "" in stop:
             raise ValueError("a stop string is empty")
         self.stopped_by: str | None = None
