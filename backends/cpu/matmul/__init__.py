@@ -68,7 +68,7 @@ class WeightFormat:
     def embed(self) -> Kernel:
         return embedder(self.name)
 
-    def matmul_scratch_bytes(self, cols: int) -> int:  # noqa: ARG002
+    def matmul_scratch_bytes(self, cols: int) -> int:
         """What a thread needs while it runs `matmul`."""
         return scratch_bytes(LAYOUTS[self.name])
 

@@ -58,13 +58,13 @@ class FourWay:
             chain = e.splat(Vector("i32", weights.lanes // 4), 0)
         return Value(e.b, dot4_u8i8_ir(e.b, chain.ir, weights.ir, activations.ir))
 
-    def flush(self, e: Emitter, total: Value, chain: Value, scale: Value | int) -> Value:  # noqa: ARG002
+    def flush(self, e: Emitter, total: Value, chain: Value, scale: Value | int) -> Value:
         return total + chain * scale
 
 
 def dots() -> Dots:
     """The way of this process's instruction set."""
-    return FourWay() if target.current() == "vnni" else PairSums()
+    return FourWay() if target.current() in ("vnni", "avx512") else PairSums()
 
 
 def dot_pairs(e: Emitter, x: Value, y: Value) -> Value:

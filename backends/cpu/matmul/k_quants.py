@@ -84,7 +84,7 @@ class SixBitScales(KQuant):
     n_pairs = 4
     sums = SUMS32
 
-    def subs(self, dots: Dots) -> int:  # noqa: ARG002
+    def subs(self, dots: Dots) -> int:
         return 2
 
     def header(self, e: Emitter, block: Value) -> Header:

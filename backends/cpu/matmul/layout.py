@@ -64,13 +64,13 @@ class IntegerLayout(Layout):
     chain: ClassVar[int]  # groups whose products are sure to fit an int16 sum
     n_factors: ClassVar[int]
 
-    def subs(self, dots: Dots) -> int:  # noqa: ARG002
+    def subs(self, dots: Dots) -> int:
         """Sub-blocks in a unit."""
         return 1
 
-    def activation_offset(self, sub: int, group: int) -> int:
-        """Bytes from a unit's first activation to that of a group."""
-        return 4 * (self.groups * sub + group)
+    def sub_k(self, dots: Dots) -> int:
+        """k from one sub-block's activations to those of the next."""
+        return 4 * self.groups
 
     @abstractmethod
     def unit(

@@ -39,7 +39,7 @@ class Legacy(IntegerLayout):
     groups = 8
     activation = "q8_32"
     offset_bits: ClassVar[int | None] = None  # quants are 2**offset_bits too large
-    scales: ClassVar[tuple[int, ...]] = (1,)  # of the sub-blocks that a block is made of
+    scales: ClassVar[tuple[int, ...]] = (1,)  # constant ones, of a block's sub-blocks
 
     @property
     def first(self) -> int:
@@ -205,8 +205,8 @@ class Q80(Legacy):
     def subs(self, dots: Dots) -> int:
         return 2 if dots.limits_chains else 1
 
-    def activation_offset(self, sub: int, group: int) -> int:  # noqa: ARG002
-        return 4 * group
+    def sub_k(self, dots: Dots) -> int:
+        return 0  # both nibbles meet the same activations
 
     def unit(
         self, e: Emitter, dots: Dots, block: Value, unit: Value

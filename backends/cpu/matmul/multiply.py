@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numba
+
 from localllm.backends.cpu.kernel import (
     Kernel,
     arg_i64,
@@ -20,6 +22,7 @@ from localllm.backends.cpu.kernel import (
 from localllm.backends.cpu.matmul.activations import CHUNK, RECORD_BYTES
 from localllm.backends.cpu.matmul.formats import LAYOUTS
 from localllm.backends.cpu.matmul.layout import VECTOR, Layout
+from localllm.backends.cpu.matmul.shape import tile_shape
 from localllm.backends.cpu.matmul.sources import unpacked_bytes, unpacker
 from localllm.backends.cpu.matmul.tiles import packed_tile, unpacked_tile
 from localllm.backends.cpu.simd import (
@@ -38,15 +41,19 @@ SCRATCH, SCRATCH_BYTES, SEGMENTS, SEGMENT_START, SEGMENT_BYTES = range(10, 15)
 
 FEW = 8  # columns up to which weights are unpacked in registers
 _PANEL = 240  # columns at most
-_ROW_BLOCKS = 2  # of an unpacked tile
 _CLAIM_BYTES = 32768  # of weights, for few columns
 _CLAIMS = 8  # at least, for each thread
 
 
+def inlined(function: Any) -> Any:
+    """A part of the kernel; as a function of its own it would be turned into code twice."""
+    return numba.njit(inline="always", error_model="numpy")(function)
+
+
 def scratch_bytes(layout: Layout) -> int:
     """What a thread needs: one unpacked chunk, then the sums of a panel."""
-    blocks = CHUNK // layout.block
-    return blocks * unpacked_bytes(layout, _ROW_BLOCKS) + _PANEL * _ROW_BLOCKS * VECTOR
+    row_blocks = tile_shape(layout).row_blocks
+    return CHUNK // layout.block * unpacked_bytes(layout, row_blocks) + _PANEL * row_blocks * VECTOR
 
 
 @kernel_factory
@@ -54,6 +61,7 @@ def multiplier(name: str) -> Kernel:
     layout = LAYOUTS[name]
     few, many = _few_columns(layout), _many_columns(layout)
     block, block_bytes = layout.block, layout.block_bytes
+    many_step = tile_shape(layout).row_blocks
 
     @kernel
     def matmul(args: int, tid: int, n: int) -> None:
@@ -67,7 +75,7 @@ def multiplier(name: str) -> Kernel:
         while True:
             start, end = _segment(args, segment)
             panels = (end - start + _PANEL - 1) // _PANEL
-            step = few_step if end - start <= FEW else _ROW_BLOCKS
+            step = few_step if end - start <= FEW else many_step
             pieces = (row_blocks + step - 1) // step
             if item - before >= panels * pieces:
                 before += panels * pieces
@@ -131,7 +139,7 @@ def _few_columns(layout: Layout) -> Any:
     one, two, three, four = (packed_tile(layout, columns) for columns in (1, 2, 3, 4))
     block, record = layout.block, RECORD_BYTES[layout.activation]
 
-    @helper
+    @inlined
     def few(
         args: Any,
         weights: Any,
@@ -169,42 +177,46 @@ def _few_columns(layout: Layout) -> Any:
 
 
 def _many_columns(layout: Layout) -> Any:
-    """many(args, weights, row_bytes, first, start, end, scratch): _ROW_BLOCKS of row blocks."""
-    one, two, three = (unpacked_tile(layout, columns, _ROW_BLOCKS) for columns in (1, 2, 3))
-    unpack = unpacker(layout, _ROW_BLOCKS)
+    """many(args, weights, row_bytes, first, start, end, scratch): a tile's row blocks."""
+    shape = tile_shape(layout)
+    wide, middle, _ = shape.columns
+    row_blocks, sum_bytes = shape.row_blocks, shape.row_blocks * VECTOR
+    wide_tile, middle_tile, one = (unpacked_tile(layout, n, shape) for n in shape.columns)
+    unpack = unpacker(layout, row_blocks)
     block, block_bytes, record = layout.block, layout.block_bytes, RECORD_BYTES[layout.activation]
     in_chunk = CHUNK // block
-    sum_bytes = _ROW_BLOCKS * VECTOR
+    chunk_bytes = in_chunk * unpacked_bytes(layout, row_blocks)
 
-    @helper
+    @inlined
     def many(
         args: Any, weights: Any, row_bytes: Any, first: Any, start: Any, end: Any, scratch: Any
     ) -> None:
         panel, columns = arg_i64(args, PANEL), _columns(args)
         rows, blocks = arg_i64(args, ROWS), (arg_i64(args, COLS) + block - 1) // block
-        sums = scratch + in_chunk * unpacked_bytes_
-        for i in range((end - start) * _ROW_BLOCKS):
+        sums = scratch + chunk_bytes
+        for i in range((end - start) * row_blocks):
             store_f32x8(sums, i * VECTOR, splat_f32x8(0.0))
         for chunk in range((blocks + in_chunk - 1) // in_chunk):
             done = chunk * in_chunk
             count = min(in_chunk, blocks - done)
-            for i in range(_ROW_BLOCKS):
+            for i in range(row_blocks):
                 row_block = min(first + i, (rows - 1) // 8)
                 at = weights + row_block * row_bytes + done * block_bytes
                 unpack(at, scratch + i * VECTOR, count)
             x = panel + (chunk * columns + start) * record
             out, left = sums, end - start
-            while left >= 3:
-                three(scratch, x, 0, out, count)
-                x, out, left = x + 3 * record, out + 3 * sum_bytes, left - 3
-            if left == 2:
-                two(scratch, x, 0, out, count)
-            elif left == 1:
+            while left >= wide:
+                wide_tile(scratch, x, 0, out, count)
+                x, out, left = x + wide * record, out + wide * sum_bytes, left - wide
+            while left >= middle:
+                middle_tile(scratch, x, 0, out, count)
+                x, out, left = x + middle * record, out + middle * sum_bytes, left - middle
+            while left > 0:
                 one(scratch, x, 0, out, count)
+                x, out, left = x + record, out + sum_bytes, left - 1
         for column in range(start, end):
-            for i in range(_ROW_BLOCKS):
+            for i in range(row_blocks):
                 at = sums + (column - start) * sum_bytes + i * VECTOR
                 _finish(args, at, column, first + i)
 
-    unpacked_bytes_ = unpacked_bytes(layout, _ROW_BLOCKS)
     return many

@@ -1,7 +1,8 @@
 """Where a tile's weights come from: the packed matrix, or scratch that many columns share.
 
-An unpacked block holds some row blocks side by side. Every field is [item][row block]: the
-scales and pairs of a K-quant, the factors, then the quants [unit][sub-block][group].
+An unpacked block holds some row blocks side by side. Every field is [item][row block]: scales
+of sub-blocks, where there are any, pairs of a K-quant, the factors, then the quants
+[sub-block][group].
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from typing import Any, Protocol
 from localllm.backends.cpu.matmul.dots import Dots, dots
 from localllm.backends.cpu.matmul.emit import Emitter, Value, routine
 from localllm.backends.cpu.matmul.k_quants import KQuant
-from localllm.backends.cpu.matmul.layout import VECTOR, FloatLayout, IntegerLayout, Layout
+from localllm.backends.cpu.matmul.layout import ROWS, VECTOR, FloatLayout, IntegerLayout, Layout
+from localllm.backends.cpu.matmul.legacy import Legacy
 from localllm.backends.cpu.simd import Vector
 
 _PREFETCH = 2048  # bytes ahead
@@ -33,9 +35,8 @@ class Fields:
     @staticmethod
     def of(layout: IntegerLayout, kind: Dots, row_blocks: int) -> Fields:
         subs = layout.units * layout.subs(kind)
-        n_pairs = layout.n_pairs if isinstance(layout, KQuant) else 0
-        pairs = subs if n_pairs else 0
-        factors = pairs + n_pairs
+        pairs = subs if subs > 1 else 0
+        factors = pairs + (layout.n_pairs if isinstance(layout, KQuant) else 0)
         quants = factors + layout.n_factors
         vector = VECTOR * row_blocks
         items = (pairs, factors, quants, quants + subs * layout.groups)
@@ -47,14 +48,17 @@ class BlockSource(Protocol):
 
     lanes: int  # rows in a vector
     vectors: int
+    units: int  # runs of a loop over a block
+    unit_k: int  # k from one unit's activations to those of the next
 
     def block(self, weights: Value, index: Value) -> Value:
         """Address of a block, which the other methods take."""
 
     def groups(self, block: Value, unit: Value) -> Iterator[tuple[int, int, list[Value]]]:
-        """Yields (sub-block in the unit, group in it, quants)."""
+        """Yields (sub-block in the unit, k of a group in the unit, quants)."""
 
-    def scale(self, block: Value, unit: Value, sub: int) -> list[Value]: ...
+    def scale(self, block: Value, unit: Value, sub: int) -> list[Value] | int:
+        """Of a sub-block, for each row, as `Dots.flush` takes it."""
 
     def pair(self, block: Value, index: int) -> list[Value]: ...
 
@@ -69,6 +73,9 @@ class Packed:
 
     def __init__(self, e: Emitter, layout: IntegerLayout, kind: Dots) -> None:
         self.e, self.layout, self.kind = e, layout, kind
+        self.units = layout.units
+        self.subs, self.sub_k = layout.subs(kind), layout.sub_k(kind)
+        self.unit_k = self.subs * self.sub_k
         self.fields = Fields.of(layout, kind, 1)
         if isinstance(layout, KQuant):
             self.header = e.buffer(self.fields.factors)
@@ -84,13 +91,15 @@ class Packed:
         for ahead in range(0, unit_bytes, 64):
             self.e.prefetch(block + unit * unit_bytes, _PREFETCH + ahead)
         for sub, group, quants in self.layout.unit(self.e, self.kind, block, unit):
-            yield sub, group, [quants]
+            yield sub, sub * self.sub_k + 4 * group, [quants]
 
-    def scale(self, block: Value, unit: Value, sub: int) -> list[Value]:  # noqa: ARG002
-        first = self.header + unit * (self.layout.subs(self.kind) * VECTOR)
+    def scale(self, block: Value, unit: Value, sub: int) -> list[Value] | int:
+        if isinstance(self.layout, Legacy):
+            return self.layout.scales[sub]
+        first = self.header + unit * (self.subs * VECTOR)
         return [self.e.load(Vector("i32", 8), first, sub * VECTOR)]
 
-    def pair(self, block: Value, index: int) -> list[Value]:  # noqa: ARG002
+    def pair(self, block: Value, index: int) -> list[Value]:
         return [self.e.load(Vector("i16", 16), self.header, self.fields.pairs + index * VECTOR)]
 
     def factors(self, block: Value) -> list[list[Value]]:
@@ -98,29 +107,30 @@ class Packed:
 
 
 class Unpacked:
-    """Reads one chunk that `unpacker` wrote."""
+    """Reads one chunk that `unpacker` wrote; a unit is one sub-block."""
 
     def __init__(
         self, e: Emitter, layout: IntegerLayout, kind: Dots, row_blocks: int, lanes: int
     ) -> None:
-        self.e, self.layout, self.kind, self.lanes = e, layout, kind, lanes
-        self.vectors = row_blocks * 8 // lanes
+        self.e, self.layout, self.lanes = e, layout, lanes
+        self.vectors = row_blocks * ROWS // lanes
+        self.units = layout.units * layout.subs(kind)
+        self.unit_k = layout.sub_k(kind)
         self.fields = Fields.of(layout, kind, row_blocks)
 
     def block(self, weights: Value, index: Value) -> Value:
         return weights + index * self.fields.size
 
     def groups(self, block: Value, unit: Value) -> Iterator[tuple[int, int, list[Value]]]:
-        subs, groups = self.layout.subs(self.kind), self.layout.groups
-        first = block + unit * (subs * groups * self.fields.vector)
-        for sub in range(subs):
-            for group in range(groups):
-                at = self.fields.quants + (sub * groups + group) * self.fields.vector
-                yield sub, group, self._vectors("i8", first, at)
+        first = block + unit * (self.layout.groups * self.fields.vector)
+        for group in range(self.layout.groups):
+            at = self.fields.quants + group * self.fields.vector
+            yield 0, 4 * group, self._vectors("i8", first, at)
 
-    def scale(self, block: Value, unit: Value, sub: int) -> list[Value]:
-        first = block + unit * (self.layout.subs(self.kind) * self.fields.vector)
-        return self._vectors("i32", first, sub * self.fields.vector)
+    def scale(self, block: Value, unit: Value, sub: int) -> list[Value] | int:
+        if self.units == 1:
+            return 1
+        return self._vectors("i32", block + unit * self.fields.vector, 0)
 
     def pair(self, block: Value, index: int) -> list[Value]:
         return self._vectors("i16", block, self.fields.pairs + index * self.fields.vector)
@@ -131,10 +141,8 @@ class Unpacked:
 
     def _vectors(self, element: str, address: Value, offset: int) -> list[Value]:
         per_row = {"i8": 4, "i16": 2, "i32": 1, "f32": 1}[element]
-        kind = Vector(element, self.lanes * per_row)
-        return [
-            self.e.load(kind, address, offset + v * self.lanes * 4) for v in range(self.vectors)
-        ]
+        kind, step = Vector(element, self.lanes * per_row), self.lanes * 4
+        return [self.e.load(kind, address, offset + v * step) for v in range(self.vectors)]
 
 
 class FloatWeights(Protocol):
@@ -168,7 +176,7 @@ class PackedFloats:
 class UnpackedFloats:
     def __init__(self, e: Emitter, layout: FloatLayout, row_blocks: int, lanes: int) -> None:
         self.e, self.layout, self.lanes = e, layout, lanes
-        self.vectors = row_blocks * 8 // lanes
+        self.vectors = row_blocks * ROWS // lanes
         self.step = VECTOR * row_blocks
 
     def at(self, weights: Value, index: Value, run: Value) -> Value:
@@ -203,8 +211,7 @@ def unpacker(layout: Layout, row_blocks: int) -> Any:
         with e.loop(blocks) as index:
             block = packed + index * layout.block_bytes
             out = scratch + index * fields.size
-            if isinstance(layout, KQuant):
-                _store_header(e, layout, kind, fields, block, out)
+            _store_header(e, layout, kind, fields, block, out)
             for i, factor in enumerate(layout.factors(e, block)):
                 e.store(factor, out, fields.factors + i * fields.vector)
             with e.loop(layout.units) as unit:
@@ -226,10 +233,17 @@ def unpacker(layout: Layout, row_blocks: int) -> Any:
 
 
 def _store_header(
-    e: Emitter, layout: KQuant, kind: Dots, fields: Fields, block: Value, out: Value
+    e: Emitter, layout: IntegerLayout, kind: Dots, fields: Fields, block: Value, out: Value
 ) -> None:
-    header = layout.header(e, block)
-    for i, scale in enumerate(header.scales):
+    """Scales and pairs, of a format that has them."""
+    if isinstance(layout, KQuant):
+        header = layout.header(e, block)
+        for i, pair in enumerate(header.pairs):
+            e.store(pair, out, fields.pairs + i * fields.vector)
+        scales = header.scales
+    elif isinstance(layout, Legacy) and fields.pairs:
+        scales = [e.splat(Vector("i32", ROWS), scale) for scale in layout.scales]
+    else:
+        return
+    for i, scale in enumerate(scales):
         e.store(kind.scale(scale), out, i * fields.vector)
-    for i, pair in enumerate(header.pairs):
-        e.store(pair, out, fields.pairs + i * fields.vector)

@@ -16,6 +16,7 @@ from localllm.backends.cpu.matmul.dots import dot_pairs, dots
 from localllm.backends.cpu.matmul.emit import Emitter, Value, Variable, routine
 from localllm.backends.cpu.matmul.k_quants import KQuant
 from localllm.backends.cpu.matmul.layout import FloatLayout, IntegerLayout, Layout
+from localllm.backends.cpu.matmul.shape import TileShape
 from localllm.backends.cpu.matmul.sources import (
     RUN,
     BlockSource,
@@ -38,29 +39,29 @@ def packed_tile(layout: Layout, columns: int) -> Any:
     return routine(5, _Writer(layout, columns, None))
 
 
-def unpacked_tile(layout: Layout, columns: int, row_blocks: int) -> Any:
+def unpacked_tile(layout: Layout, columns: int, shape: TileShape) -> Any:
     """The same for one unpacked chunk; sums are [column][row block][row]."""
-    return routine(5, _Writer(layout, columns, row_blocks))
+    return routine(5, _Writer(layout, columns, shape))
 
 
 class _Writer:
     """Emits a tile: what `routine` calls."""
 
-    def __init__(self, layout: Layout, columns: int, row_blocks: int | None) -> None:
-        self.layout, self.columns, self.row_blocks = layout, columns, row_blocks
+    def __init__(self, layout: Layout, columns: int, shape: TileShape | None) -> None:
+        self.layout, self.columns, self.shape = layout, columns, shape
 
     def __call__(self, e: Emitter, weights: Value, *rest: Value) -> None:
-        layout, row_blocks = self.layout, self.row_blocks
+        layout, shape = self.layout, self.shape
         if isinstance(layout, FloatLayout):
             floats: FloatWeights = PackedFloats(e, layout)
-            if row_blocks:
-                floats = UnpackedFloats(e, layout, row_blocks, lanes())
+            if shape:
+                floats = UnpackedFloats(e, layout, shape.row_blocks, shape.lanes)
             _FloatTile(e, floats, self.columns).write(weights, *rest)
         else:
             assert isinstance(layout, IntegerLayout)
             source: BlockSource = Packed(e, layout, dots())
-            if row_blocks:
-                source = Unpacked(e, layout, dots(), row_blocks, lanes())
+            if shape:
+                source = Unpacked(e, layout, dots(), shape.row_blocks, shape.lanes)
             tile = _KQuantTile if isinstance(layout, KQuant) else _LegacyTile
             tile(e, layout, source, self.columns).write(weights, *rest)
 
@@ -99,26 +100,21 @@ class _IntegerTile(_Tile):
     def totals(self, block: Value, x: Value) -> list[list[Value]]:
         """Sums of scale * quant * activation over a block, i32, [column][vector]."""
         totals = self.zeros(self.i32)
-        layout = self.layout
-        unit_k = layout.block // layout.units
-        with self.e.loop(layout.units) as unit:
+        with self.e.loop(self.source.units) as unit:
+            at = x + unit * self.source.unit_k
             chains: dict[int, _Chain] = {}
-            for sub, group, weights in self.source.groups(block, unit):
+            for sub, k, weights in self.source.groups(block, unit):
                 chain = chains.setdefault(sub, _Chain(len(self.columns), len(self.vectors)))
-                at = layout.activation_offset(sub, group)
-                self._add(chain, weights, x + unit * unit_k, at)
-                full = self.dots.limits_chains and chain.length == layout.chain
-                if full or chain.groups == layout.groups:
-                    self._flush(chain, totals, self.scale(block, unit, sub))
+                self._add(chain, weights, at, k)
+                full = self.dots.limits_chains and chain.length == self.layout.chain
+                if full or chain.groups == self.layout.groups:
+                    self._flush(chain, totals, self.source.scale(block, unit, sub))
         return [[total.get() for total in column] for column in totals]
 
-    def scale(self, block: Value, unit: Value, sub: int) -> list[Value] | list[int]:
-        raise NotImplementedError
-
-    def _add(self, chain: _Chain, weights: list[Value], x: Value, at: int) -> None:
+    def _add(self, chain: _Chain, weights: list[Value], x: Value, k: int) -> None:
         quants = Vector("i8", 4 * self.lanes)
         for column in self.columns:
-            four = self.e.broadcast(quants, x, column * self.record + at)
+            four = self.e.broadcast(quants, x, column * self.record + k)
             sums = chain.sums[column]
             sums[:] = [
                 self.dots.add(self.e, s, w, four) for s, w in zip(sums, weights, strict=True)
@@ -126,14 +122,13 @@ class _IntegerTile(_Tile):
         chain.length += 1
         chain.groups += 1
 
-    def _flush(
-        self, chain: _Chain, totals: list[list[Variable]], scale: list[Value] | list[int]
-    ) -> None:
+    def _flush(self, chain: _Chain, totals: list[list[Variable]], scale: list[Value] | int) -> None:
         for column in self.columns:
             for vector, total in enumerate(totals[column]):
                 sums = chain.sums[column][vector]
                 assert sums is not None
-                total.set(self.dots.flush(self.e, total.get(), sums, scale[vector]))
+                factor = scale if isinstance(scale, int) else scale[vector]
+                total.set(self.dots.flush(self.e, total.get(), sums, factor))
         chain.clear()
 
 
@@ -170,9 +165,6 @@ class _KQuantTile(_IntegerTile):
                     value = self.e.fma(scale, value, self.load_sum(sums, column, v))
                     self.store_sum(value, sums, column, v)
 
-    def scale(self, block: Value, unit: Value, sub: int) -> list[Value]:
-        return self.source.scale(block, unit, sub)
-
     def _offsets(self, pairs: list[list[Value]], x: Value, column: int) -> list[Value]:
         """Sum over pairs * sums of activations, for each vector."""
         at = column * self.record + self.layout.sums
@@ -191,10 +183,6 @@ class _LegacyTile(_IntegerTile):
     def write(
         self, weights: Value, activations: Value, stride: Value, sums: Value, blocks: Value
     ) -> None:
-        results = self.zeros(self.f32)
-        for column in self.columns:
-            for v in self.vectors:
-                results[column][v].set(self.load_sum(sums, column, v))
         with self.e.loop(blocks) as index:
             in_record = index & (act.CHUNK // 32 - 1)
             record = activations + (index >> 3) * stride
@@ -203,16 +191,10 @@ class _LegacyTile(_IntegerTile):
             factors = self.source.factors(block)
             for column in self.columns:
                 x = record + (in_record * 4 + column * self.record)
-                self._finish(totals[column], factors, x, results[column])
-        for column in self.columns:
-            for v in self.vectors:
-                self.store_sum(results[column][v].get(), sums, column, v)
-
-    def scale(self, block: Value, unit: Value, sub: int) -> list[int]:  # noqa: ARG002
-        return [self.layout.scales[sub]] * len(self.vectors)
+                self._finish(totals[column], factors, x, sums, column)
 
     def _finish(
-        self, totals: list[Value], factors: list[list[Value]], x: Value, results: list[Variable]
+        self, totals: list[Value], factors: list[list[Value]], x: Value, sums: Value, column: int
     ) -> None:
         """Adds one block's product of one column."""
         e = self.e
@@ -220,11 +202,13 @@ class _LegacyTile(_IntegerTile):
         if self.layout.offset_bits is not None:
             excess = e.broadcast(self.i32, x, act.SUMS) << self.layout.offset_bits
             totals = [total - excess for total in totals]
-        for v, result in enumerate(results):
-            value = e.fma(factors[0][v] * scale, e.to_f32(totals[v]), result.get())
+        for v in self.vectors:
+            value = e.fma(
+                factors[0][v] * scale, e.to_f32(totals[v]), self.load_sum(sums, column, v)
+            )
             if len(factors) == 2:
                 value = e.fma(factors[1][v], e.broadcast(self.f32, x, act.SCALED_SUMS), value)
-            result.set(value)
+            self.store_sum(value, sums, column, v)
 
 
 class _FloatTile(_Tile):
@@ -252,8 +236,3 @@ class _FloatTile(_Tile):
                 for v in self.vectors:
                     total = self.load_sum(sums, column, v) + partial[column][v].get()
                     self.store_sum(total, sums, column, v)
-
-
-def lanes() -> int:
-    """Rows in a vector of an unpacked tile."""
-    return 8

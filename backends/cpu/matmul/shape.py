@@ -1,0 +1,32 @@
+"""How large the tiles are that read unpacked weights, for each instruction set.
+
+A tile needs as many sums as hide the latency of its multiply-adds, and no more registers than
+there are: sums, one vector of weights for each vector of rows, one of activations.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from localllm.backends.cpu import target
+from localllm.backends.cpu.matmul.layout import FloatLayout, Layout
+
+
+@dataclass(frozen=True)
+class TileShape:
+    lanes: int  # rows in a vector
+    row_blocks: int
+    columns: tuple[int, int, int]  # of the main tile, and of two for what is left; the last is 1
+
+
+_PAIRS = TileShape(8, 2, (3, 2, 1))  # int16 sums, and as many totals: 12 of 16 registers
+_WIDE = TileShape(8, 2, (6, 3, 1))
+_AVX512 = TileShape(16, 4, (6, 3, 1))
+
+
+def tile_shape(layout: Layout) -> TileShape:
+    if target.current() == "avx512":
+        return _AVX512
+    if target.current() == "vnni" or isinstance(layout, FloatLayout):
+        return _WIDE
+    return _PAIRS
