@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from localllm.text.vocabulary import TokenType, Vocabulary
@@ -100,3 +101,27 @@ def stripping_tokens(
 
 def _ids_of(ids: Mapping[str, int], *texts: str) -> frozenset[int]:
     return frozenset(ids[text] for text in texts if text in ids)
+
+
+_PIPES = re.compile("[|\uff5c]")
+_BRACKETED = re.compile(r"<.+>|\[.+\]", re.DOTALL)
+_HTML_TAG = re.compile(r"</?([a-z0-9]+)>")
+_HTML = frozenset(
+    (
+        *("a", "b", "bbox", "blockquote", "body", "caption", "code", "div", "em", "footer", "h1"),
+        *("h2", "h3", "h4", "h5", "h6", "html", "i", "iframe", "img", "li", "ol", "p", "pre"),
+        *("span", "strong", "sub", "sup", "table", "tbody", "td", "tfoot", "th", "thead", "tr"),
+        *("u", "ul"),
+    )
+)
+
+
+def is_control_like(text: str) -> bool:
+    """Whether a user-defined token looks as those do that mark roles and turns."""
+    return text in END_OF_GENERATION or text in _BEGIN_AND_END or bool(_PIPES.search(text))
+
+
+def is_markup(text: str) -> bool:
+    """Whether a user-defined token looks as `<think>` and `[multimodal]` do, but is no HTML."""
+    tag = _HTML_TAG.fullmatch(text)
+    return bool(_BRACKETED.fullmatch(text)) and not (tag and tag[1] in _HTML)

@@ -11,6 +11,7 @@ import gguf
 import numpy as np
 
 from localllm.text.bpe import BYTE_OF
+from localllm.text.chat_template import ChatTemplate
 from localllm.text.tokenizer import Tokenizer, load_tokenizer
 from localllm.text.vocabulary import TokenType
 from tests.helpers import tokenizer_cases
@@ -29,6 +30,12 @@ def tokenizer(name: str) -> Tokenizer:
     """One of the reference vocabularies, loaded once."""
     (case,) = tokenizer_cases(name)
     return load_tokenizer(case.gguf)
+
+
+@cache
+def published(path: Path) -> ChatTemplate:
+    """One of the reference templates, with Phi-3's vocabulary, compiled once."""
+    return ChatTemplate({"default": path.read_text()}, tokenizer("phi-3"))
 
 
 def write_vocabulary(path: Path, keys: Mapping[str, Any]) -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cached_property
@@ -12,7 +11,7 @@ from typing import Any, TypeAlias
 from jinja2.meta import find_undeclared_variables
 
 from localllm.errors import ChatTemplateError, TemplateRenderError
-from localllm.text.special_tokens import END_OF_GENERATION
+from localllm.text.special_tokens import is_control_like, is_markup
 from localllm.text.splitter import SpecialTokenSplitter
 from localllm.text.templates.limits import MAX_SIZE, LimitError, budget, start_budget
 from localllm.text.templates.mask import Exempt, Mask
@@ -30,8 +29,6 @@ Hide: TypeAlias = Callable[[str, str], str]
 """Text of a message, and the message's role, to the text that the template sees."""
 
 _MAX_SOURCE = 1_000_000
-_SPECIAL_SHAPE = re.compile("[|\uff5c]|^\\[.*\\]$")
-_ALWAYS_SPECIAL = (*END_OF_GENERATION, "<s>", "</s>")
 _NO_ROLE = ""  # of tools, documents and variables
 
 
@@ -163,20 +160,15 @@ class CompiledTemplate:
 
     @cached_property
     def _protected(self) -> tuple[frozenset[str], frozenset[str]]:
-        """Special tokens that only the template may write, and those that answers may have too.
+        """Special tokens that only the template may write, and markup that answers may have too.
 
-        The latter are markup within an answer (`<think>`). Other user-defined tokens, such as
-        runs of spaces and HTML tags, are ordinary text in any place.
+        Other user-defined tokens (runs of spaces, HTML tags) are ordinary text in any place.
         """
         control, markup = set(), set()
         for text, token in self._tokenizer.special_tokens.items():
-            if (
-                not self._tokenizer.is_user_defined(token)
-                or text in _ALWAYS_SPECIAL
-                or _SPECIAL_SHAPE.search(text)
-            ):
+            if not self._tokenizer.is_user_defined(token) or is_control_like(text):
                 control.add(text)
-            elif not text.isspace() and text in self.source:
+            elif is_markup(text):
                 markup.add(text)
         return frozenset(control), frozenset(markup)
 
@@ -192,8 +184,8 @@ class CompiledTemplate:
 
     @cached_property
     def _exempt_in_answers(self) -> Exempt:
-        control, _ = self._protected
-        return self._mask.exempt(self._constants, control)
+        control, markup = self._protected
+        return self._mask.exempt(self._constants | markup, control)
 
     @cached_property
     def _special(self) -> SpecialTokenSplitter:

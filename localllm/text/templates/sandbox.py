@@ -51,6 +51,7 @@ _METHODS: Mapping[type, frozenset[str]] = {
 }
 _OPEN = (BlockReference, LoopContext, Macro, Namespace, TemplateReference)
 _CHANGING = ("append", "pop")
+_CALL_STEPS = 5  # a call takes longer than a round of a loop
 _MAX_INTEGER_BITS = 4096
 _MAX_WIDTH = 1000
 _LONG_NUMBER = re.compile(r"\d{4,}")
@@ -127,7 +128,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
         # The names, as in the class above, stay clear of those that macros give their arguments.
         running = budget()
-        running.step()
+        running.step(_CALL_STEPS)
         size_of(args)
         size_of(kwargs)
         owner, name = getattr(__obj, "__self__", None), getattr(__obj, "__name__", "")
