@@ -75,8 +75,10 @@ class Builder:
         *,
         reads: Sequence[Region] = (),
         writes: Sequence[Region],
+        work: int = 0,
     ) -> None:
-        self.plan.add(self._op, kernel, arguments, reads, writes)
+        """`work`: elements to compute for each token, for ops whose time that tells."""
+        self.plan.add(self._op, kernel, arguments, reads, writes, work)
 
     def operand(self, value: Value) -> Operand:
         return self._values[value.buffer].columns(value.offset, value.width)

@@ -7,6 +7,8 @@ from localllm.backends.cpu.kernels import attention, kv, rope, sampling
 from localllm.backends.cpu.plan import Buffer, Region, whole
 from localllm.backends.program import Attention, Rope, RopeTable
 
+_ANGLE = 32  # elements whose work a sine and a cosine make up
+
 
 def lower_rope(build: Builder, op: Rope) -> None:
     out, x = build.operand(op.out), build.operand(op.x)
@@ -26,6 +28,7 @@ def lower_rope(build: Builder, op: Rope) -> None:
         ),
         reads=[x.region, whole(table)],
         writes=[out.region],
+        work=x.width,
     )
 
 
@@ -42,6 +45,7 @@ def _rope_table(build: Builder, table: RopeTable) -> Buffer:
             inv_freq, pairs, float(table.scale), table.interleaved, buffer.address
         ),
         writes=[whole(buffer)],
+        work=_ANGLE * pairs,
     )
     build.rope_tables[table] = buffer
     return buffer
@@ -71,6 +75,7 @@ def lower_attention(build: Builder, op: Attention) -> None:
         ),
         reads=[k.region, v.region],
         writes=[cached],
+        work=k.width + v.width,
     )
     build.need_scratch(attention.scratch_bytes(heads, layer.kv_heads, op.head_dim, op.value_dim))
     parts = build.attention_parts

@@ -87,6 +87,7 @@ def lower_embed(build: Builder, op: Embed) -> None:
         matrix.format.embed,
         lambda: EmbedArgs(out.address, out.stride, matrix.address, matrix.rows, matrix.cols),
         writes=[out.region],
+        work=out.width,
     )
 
 
@@ -191,6 +192,7 @@ def quantize(build: Builder, form: ActivationFormat, x: Operand) -> Buffer:
         lambda: QuantizeArgs(x.address, x.stride, x.rows, x.width, panel.address),
         reads=[x.region],
         writes=[whole(panel)],
+        work=x.width,
     )
     return panel
 

@@ -50,6 +50,7 @@ def unary(build: Builder, kernel: Kernel, out: Operand, x: Operand, factor: floa
         ),
         reads=[x.region],
         writes=[out.region],
+        work=x.width,
     )
 
 
@@ -71,6 +72,7 @@ def binary(
         ),
         reads=[x.region, y.region],
         writes=[out.region],
+        work=x.width,
     )
 
 
@@ -99,6 +101,7 @@ def lower_norm(build: Builder, op: Norm) -> None:
         ),
         reads=[x.region],
         writes=[out.region],
+        work=x.width,
     )
 
 
@@ -109,6 +112,7 @@ def lower_select_rows(build: Builder, op: SelectRows) -> None:
         lambda: RowsArgs(out.address, out.stride, x.width, x.address, x.stride),
         reads=[x.region],
         writes=[out.region],
+        work=x.width,
     )
 
 
@@ -128,4 +132,5 @@ def lower_position_scale(build: Builder, op: PositionScale) -> None:
         ),
         reads=[x.region],
         writes=[out.region],
+        work=x.width,
     )

@@ -49,6 +49,7 @@ class Call:
     arguments: Callable[[], Arguments]
     reads: tuple[Region, ...]
     writes: tuple[Region, ...]
+    work: int = 0  # elements to compute for each token, if simply that is its work
 
 
 @dataclass
@@ -65,8 +66,9 @@ class Plan:
         arguments: Callable[[], Arguments],
         reads: Sequence[Region],
         writes: Sequence[Region],
+        work: int = 0,
     ) -> None:
-        self.calls.append(Call(op, kernel, arguments, tuple(reads), tuple(writes)))
+        self.calls.append(Call(op, kernel, arguments, tuple(reads), tuple(writes), work))
 
     def finish(self) -> None:
         self.workspace_bytes = _lay_out(self._lifetimes())

@@ -18,6 +18,9 @@ from localllm.backends.cpu.tape import ROW_WORDS, SYNC_BYTES
 from localllm.backends.cpu.workers import Workers
 from localllm.backends.program import FloatArray
 
+# Elements of an op that take one thread about as long as it takes two to agree on who does what.
+_ALONE = 4096
+
 
 class CpuStep:
     """Runs batches with the workers of a backend; see `backends.base.Step`.
@@ -56,6 +59,7 @@ class CpuStep:
         table[:, 0] = [call.kernel.address for call in plan.calls]
         table[:, 1] = self._blocks.ctypes.data + self._blocks.strides[0] * np.arange(len(table))
         table[:, 2] = plan.needs
+        table[:, 3] = [_ALONE // call.work if call.work else 0 for call in plan.calls]
         return table
 
     def warmup(self) -> None:
@@ -66,7 +70,7 @@ class CpuStep:
 
     def submit(self, batch: Batch) -> None:
         self._prepare(batch)
-        self._workers.start(self._table, self._sync, 0, len(self._table))
+        self._workers.start(self._table, self._sync, 0, len(self._table), batch.ids.size)
 
     def collect(self) -> Int32Array:
         self._workers.join()
@@ -80,7 +84,7 @@ class CpuStep:
         self._prepare(batch)
         results, first = [], 0
         for output, last in zip(self._lowered.outputs, self._last_call, strict=True):
-            self._workers.start(self._table, self._sync, first, last)
+            self._workers.start(self._table, self._sync, first, last, batch.ids.size)
             self._workers.join()
             rows = self._rows if output.rows == k.ROWS_LOGITS else batch.ids.size
             results.append(self._view(output, rows).copy())
@@ -94,7 +98,7 @@ class CpuStep:
         in_turn[:, 2] = np.arange(-1, len(in_turn) - 1)
         stamps = np.zeros(len(in_turn), np.int64)
         begin = time.perf_counter_ns()
-        self._workers.start(in_turn, self._sync, 0, len(in_turn), stamps)
+        self._workers.start(in_turn, self._sync, 0, len(in_turn), batch.ids.size, stamps)
         self._workers.join()
         names = [call.kernel.name for call in self._lowered.builder.plan.calls]
         return list(zip(names, np.diff(stamps, prepend=begin).tolist(), strict=True))

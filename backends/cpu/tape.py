@@ -22,16 +22,17 @@ from localllm.backends.cpu.kernel import CACHE_LINE, arg_i64, helper, native
 from localllm.backends.cpu.simd import atomic_add, intrinsic, load_acquire, pause, store_release
 from localllm.backends.cpu.simd.vector import I32, I64, call, pointer
 
-# A row of the table: address of the code, address of the arguments, and the last op that has to
-# be finished before (-1: none; all ops up to that one are then finished).
-ROW_WORDS = 3
+# A row of the table: address of the code; address of the arguments; the last op that has to be
+# finished before (-1: none; all ops up to that one are then finished); and the most tokens in a
+# step for which one thread does the op alone, since sharing it would take longer.
+ROW_WORDS = 4
 
 # An op's claim counter and its gate, each in its own cache line.
 SYNC_BYTES = 2 * CACHE_LINE
 _GATE = CACHE_LINE
 
 # Words of the control block, which tells the threads what to run.
-C_TABLE, C_SYNC, C_FIRST, C_END, C_THREADS, C_WAKE_FDS, C_STAMPS = range(7)
+C_TABLE, C_SYNC, C_FIRST, C_END, C_THREADS, C_WAKE_FDS, C_STAMPS, C_TOKENS = range(8)
 C_BUSY = 8  # threads other than the caller's that may still be walking; its own cache line
 CONTROL_WORDS = 16
 
@@ -119,8 +120,10 @@ def _finished(gate: int) -> bool:
 
 
 @helper
-def _enter(gate: int) -> bool:
-    """Goes into the op, unless it is finished."""
+def _enter(gate: int, alone: bool) -> bool:
+    """Goes into the op, unless it is finished, or one does it alone."""
+    if alone:
+        return load_acquire(gate, 0) == 0 and _compare_exchange(gate, 0, 1)
     while not _finished(gate):
         word = load_acquire(gate, 0)
         inside = (word & (_OUT - 1)) - (word >> 32)
@@ -146,6 +149,7 @@ def _walk(control: int, tid: int) -> None:
     sync = arg_i64(control, C_SYNC)
     n = arg_i64(control, C_THREADS)
     stamps = arg_i64(control, C_STAMPS)
+    tokens = arg_i64(control, C_TOKENS)
     first = arg_i64(control, C_FIRST)
     done = first - 1  # all ops up to this one are known to be finished
     for op in range(first, arg_i64(control, C_END)):
@@ -156,7 +160,7 @@ def _walk(control: int, tid: int) -> None:
             while done < needed:
                 done += 1
                 _wait_until_finished(sync + done * SYNC_BYTES + _GATE)
-            if _enter(gate):
+            if _enter(gate, tokens <= arg_i64(row, 3)):
                 _call_kernel(arg_i64(row, 0), arg_i64(row, 1), tid, n)
                 atomic_add(gate, 0, _OUT)
                 if stamps != 0 and _finished(gate):

@@ -54,9 +54,10 @@ class Workers:
         sync: ByteArray,
         first: int,
         end: int,
+        tokens: int,
         stamps: Int64Array | None = None,
     ) -> None:
-        """Has the workers begin with ops first..end-1 of the table; ops before are finished.
+        """Has the workers begin with ops first..end-1 of a step; ops before are finished.
 
         `table` is [ops, tape.ROW_WORDS]; `sync` has tape.SYNC_BYTES per op and starts at a cache
         line. `stamps` gets the time in nanoseconds at which each op was finished.
@@ -71,6 +72,7 @@ class Workers:
         control[tape.C_SYNC] = sync.ctypes.data
         control[tape.C_FIRST] = first
         control[tape.C_END] = end
+        control[tape.C_TOKENS] = tokens
         control[tape.C_STAMPS] = 0 if stamps is None else stamps.ctypes.data
         tape.start(self._address)
 

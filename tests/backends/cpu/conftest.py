@@ -56,9 +56,9 @@ def run_kernel(pools: dict[int, Workers]) -> RunKernel:
         sync = aligned_bytes(tape.SYNC_BYTES)
         words = [header.ctypes.data, sync.ctypes.data, *arguments.words()]
         block = np.array(words, np.int64)
-        table = np.array([[kernel.address, block.ctypes.data, -1]], np.int64)
+        table = np.array([[kernel.address, block.ctypes.data, -1, 0]], np.int64)
         workers = pools[threads]
-        workers.start(table, sync, 0, 1)
+        workers.start(table, sync, 0, 1, tokens)
         workers.join()
         workers.settle()
 

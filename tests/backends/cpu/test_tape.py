@@ -19,7 +19,7 @@ from localllm.backends.cpu.memory import aligned_bytes
 from localllm.backends.cpu.simd import scalar_load_i64, scalar_store_i64
 from localllm.backends.cpu.workers import Workers
 
-OPS, ITEMS = 60, 64
+OPS, ITEMS, TOKENS = 60, 64, 5
 
 
 @kernel
@@ -56,10 +56,11 @@ class Chain:
         table[:, 0] = add_neighbours.address
         table[:, 1] = blocks.ctypes.data + blocks.strides[0] * np.arange(OPS)
         table[:, 2] = np.arange(-1, OPS - 1)
+        table[1::3, 3] = TOKENS  # one op in three is for one thread alone
         return cls(values, table, blocks, sync)
 
     def run(self, workers: Workers, first: int = 0, end: int = OPS) -> None:
-        workers.start(self.table, self.sync, first, end)
+        workers.start(self.table, self.sync, first, end, TOKENS)
         workers.join()
 
     def set_input(self, seed: int) -> None:
@@ -95,7 +96,7 @@ def test_a_part_of_the_tape_continues_where_another_ended() -> None:
 def test_the_workers_do_it_alone_while_the_caller_is_away() -> None:
     workers, chain = Workers(2), Chain.make()
     chain.set_input(0)
-    workers.start(chain.table, chain.sync, 0, OPS)
+    workers.start(chain.table, chain.sync, 0, OPS, TOKENS)
     workers.settle()  # the only other thread has walked to the end
     assert np.array_equal(chain.values, chain.expected())
     workers.join()
@@ -166,7 +167,7 @@ def test_stamps_tell_when_each_op_was_finished() -> None:
     workers, chain = Workers(2), Chain.make()
     chain.set_input(0)
     stamps = np.zeros(OPS, np.int64)
-    workers.start(chain.table, chain.sync, 0, OPS, stamps)
+    workers.start(chain.table, chain.sync, 0, OPS, TOKENS, stamps)
     workers.join()
     assert stamps[0] > 0
     assert (np.diff(stamps) > 0).all()

@@ -49,8 +49,8 @@ def unpacked(matrix: Matrix, expert: int, pools: dict[int, Workers]) -> FloatArr
     packed = matrix.address + expert * matrix.expert_bytes
     own = EmbedArgs(out.ctypes.data, matrix.cols, packed, matrix.rows, matrix.cols).words()
     block = np.array([header.ctypes.data, sync.ctypes.data, *own], np.int64)
-    table = np.array([[matrix.format.embed.address, block.ctypes.data, -1]], np.int64)
-    pools[1].start(table, sync, 0, 1)
+    table = np.array([[matrix.format.embed.address, block.ctypes.data, -1, 0]], np.int64)
+    pools[1].start(table, sync, 0, 1, matrix.rows)
     pools[1].join()
     pools[1].settle()
     return out
