@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from itertools import chain, cycle, repeat
 from typing import Any, Self
 
@@ -207,3 +207,8 @@ def events_of(body: bytes) -> list[Any]:
     assert all(block.startswith("data: ") and "\n" not in block for block in blocks)
     data = [block.removeprefix("data: ") for block in blocks]
     return [item if item == "[DONE]" else json.loads(item) for item in data]
+
+
+def first_event(lines: Iterator[str]) -> str:
+    """The data of the next event; comments, which a slow machine brings, are passed over."""
+    return next(line.removeprefix("data: ") for line in lines if line.startswith("data: "))

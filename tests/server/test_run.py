@@ -17,6 +17,7 @@ import pytest
 from localllm.errors import LocalLLMError
 from localllm.server.listen import bind, url_of
 from tests.helpers import ROOT
+from tests.server.fakes import first_event
 
 HANG = 60
 
@@ -90,13 +91,13 @@ def open_stream(url: str) -> Iterator[tuple[Callable[[], str], Callable[[], str]
     body = {"prompt": "Hello", "stream": True}
     with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=HANG) as answer:
         lines = answer.iter_lines()
-        first = next(lines)
+        first = first_event(lines)
         yield (lambda: first), (lambda: "\n".join(lines))
 
 
 def test_sigterm_lets_open_requests_finish_and_refuses_new_ones() -> None:
     with server() as running, open_stream(running.url) as (first, rest):
-        assert json.loads(first().removeprefix("data: "))["choices"][0]["text"] == "one"
+        assert json.loads(first())["choices"][0]["text"] == "one"
         running.process.send_signal(signal.SIGTERM)
         while httpx.get(f"{running.url}/health").json()["status"] != "draining":
             pass
