@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-from gguf import GGMLQuantizationType
-from gguf.quants import quantize
 
 from localllm.backends.cpu.matmul.formats import LAYOUTS
 from localllm.gguf import TensorType
@@ -22,5 +20,8 @@ def storage_type(kind: TensorType) -> TensorType:
 
 def convert(rows: npt.NDArray[np.float32], to: TensorType) -> npt.NDArray[np.uint8]:
     """Float32 rows [n, k] as the file would hold them in another format: [n, bytes of a row]."""
+    from gguf import GGMLQuantizationType  # slow to import, and seldom needed
+    from gguf.quants import quantize
+
     raw = quantize(np.ascontiguousarray(rows, np.float32), GGMLQuantizationType(to))
     return raw.view(np.uint8).reshape(len(rows), -1)
