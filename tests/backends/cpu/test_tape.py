@@ -105,8 +105,8 @@ def test_the_workers_do_it_alone_while_the_caller_is_away() -> None:
 
 @pytest.fixture
 def burners() -> Iterator[None]:
-    """More busy processes than this machine has cores for."""
-    spin = [sys.executable, "-c", "while True: pass"]
+    """More busy processes than this machine has cores for; they end even if the test is killed."""
+    spin = [sys.executable, "-c", "import time\nwhile time.process_time() < 60: pass"]
     processes = [subprocess.Popen(spin) for _ in range(2)]
     yield
     for process in processes:
