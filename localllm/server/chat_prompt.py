@@ -14,9 +14,16 @@ _RESERVED = ("messages", "tools", "documents", "add_generation_prompt")
 
 def encode_chat(template: ChatTemplate, body: ChatRequest) -> list[int]:
     """The prompt's token ids; RequestError when messages or arguments do not do."""
+    tools = None if body.tool_choice == "none" else body.tools
+    if tools and not template.supports_tools:
+        raise RequestError(
+            "tools: the chat template of this model does not know tools",
+            param="tools",
+            code="unsupported_parameter",
+        )
     return template.encode(
         plain_messages(body.messages),
-        tools=body.tools or None,
+        tools=tools or None,
         documents=body.documents or None,
         add_generation_prompt=body.add_generation_prompt is not False,
         **_template_arguments(body),

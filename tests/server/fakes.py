@@ -14,7 +14,7 @@ from localllm.engine.messages import EngineStats, Ready, SequenceNews, Submit
 from localllm.errors import EngineError
 from localllm.text.tokenizer import Tokenizer
 
-CONTEXT = 200
+CONTEXT = 300
 MAX_BODY_BYTES = 100_000
 
 

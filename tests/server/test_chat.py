@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 
+from localllm.server.app import create_app
 from localllm.server.served_model import ServedModel
+from localllm.server.service import Service
+from localllm.text.chat_template import ChatTemplate
+from tests.helpers import chat_templates
 from tests.server.fakes import CONTEXT, FakeEngine
 
 pytestmark = pytest.mark.anyio
@@ -260,6 +265,36 @@ async def test_content_other_than_text_is_refused_by_name(
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "messages[1].content[1]"
     assert kind in answer.json()["error"]["message"]
+
+
+TOOLS = [{"type": "function", "function": {"name": "look_up", "parameters": {}}}]
+
+
+async def test_tools_need_a_template_that_knows_them(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    answer = await ask(client, tools=TOOLS, tool_choice="auto")
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "tools"
+    assert not engine.submitted
+    assert (await ask(client, tools=TOOLS, tool_choice="none")).status_code == 200
+    assert (await ask(client, tools=[])).status_code == 200
+
+
+async def test_tools_reach_a_template_that_knows_them(
+    engine: FakeEngine, gpt2: ServedModel
+) -> None:
+    (path,) = chat_templates("Qwen-Qwen2.5-7B-Instruct")
+    template = ChatTemplate({"default": path.read_text()}, gpt2.tokenizer)
+    service = Service(engine, lambda: replace(gpt2, template=template))
+    await service.load()
+    transport = httpx.ASGITransport(create_app(service))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        (await ask(client, tools=TOOLS)).raise_for_status()
+        assert "look_up" in prompt_text(engine, gpt2)
+        (await ask(client, tools=TOOLS, tool_choice="none")).raise_for_status()
+        assert "look_up" not in prompt_text(engine, gpt2)
+    await service.close()
 
 
 async def test_template_arguments_must_not_take_the_place_of_fields(

@@ -86,6 +86,13 @@ async def test_bad_prompts(
     assert not engine.submitted
 
 
+async def test_too_many_answers(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    answer = await complete(client, [[5]] * 100, n=100)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "n"
+    assert not engine.submitted
+
+
 async def test_a_prompt_that_does_not_fit(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     answer = await complete(client, [5] * CONTEXT)
     assert answer.status_code == 400

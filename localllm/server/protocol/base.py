@@ -13,6 +13,14 @@ from localllm.errors import RequestError
 _MOST_NAMES_IN_HEADER = 20
 
 
+def not_supported(name: str, instead: str = "") -> RequestError:
+    """For a field that asks for what this server cannot do."""
+    message = f"{name} is not supported by this server"
+    if instead:
+        message += f": {instead}"
+    return RequestError(message, param=name, code="unsupported_parameter")
+
+
 class RequestBody(BaseModel):
     """A JSON body. Fields that the model does not declare are kept, to be refused or named."""
 
@@ -26,11 +34,7 @@ class RequestBody(BaseModel):
         for name, neutral in self.not_honoured.items():
             value = (self.model_extra or {}).get(name)
             if value is not None and value not in neutral:
-                raise RequestError(
-                    f"{name} is not supported by this server",
-                    param=name,
-                    code="unsupported_parameter",
-                )
+                raise not_supported(name)
 
     def ignored_header(self) -> dict[str, str]:
         """The response header that names the fields nobody here knows; empty without any."""

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from localllm.server.protocol.base import RequestBody
+from localllm.server.protocol.base import RequestBody, not_supported
 from localllm.server.protocol.sampling import SAMPLING_NOT_HONOURED, SamplingFields
 
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
@@ -53,7 +53,6 @@ class ChatRequest(SamplingFields):
         "modalities": (["text"], []),
         "parallel_tool_calls": (True,),
         "response_format": ({"type": "text"},),
-        "tool_choice": ("none", "auto"),
         "verbosity": ("medium",),
         "web_search_options": (),
     }
@@ -64,6 +63,7 @@ class ChatRequest(SamplingFields):
         None, description="Goes before max_tokens"
     )
     tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = Field(None, description="none or auto")
     documents: list[dict[str, Any]] | None = None
     add_generation_prompt: bool | None = None
     reasoning_effort: str | None = Field(None, description="Goes to the chat template")
@@ -74,6 +74,11 @@ class ChatRequest(SamplingFields):
     service_tier: str | None = None
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
+
+    def refuse_not_honoured(self) -> None:
+        super().refuse_not_honoured()
+        if self.tool_choice not in (None, "none", "auto"):
+            raise not_supported("tool_choice", "only none and auto are")
 
     @property
     def token_limit(self) -> int | None:

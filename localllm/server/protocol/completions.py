@@ -11,6 +11,7 @@ from localllm.server.protocol.sampling import SAMPLING_NOT_HONOURED, SamplingFie
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
 MAX_PROMPTS = 1024
+MAX_SEQUENCES = 2048  # prompts times n
 
 TokenIds = Annotated[list[int], Field(min_length=1)]
 Prompt = (

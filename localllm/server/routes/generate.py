@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
+from localllm.errors import RequestError
 from localllm.server.chat_prompt import encode_chat
 from localllm.server.chunks import ChatWriter, CompletionWriter
 from localllm.server.dependencies import ERRORS, ModelDep, ServiceDep
@@ -16,7 +17,11 @@ from localllm.server.event_stream import EventStream
 from localllm.server.generation import Generation, Job, plan_job
 from localllm.server.protocol.answers import ChatCompletion, Completion
 from localllm.server.protocol.chat import ChatRequest
-from localllm.server.protocol.completions import DEFAULT_MAX_TOKENS, CompletionRequest
+from localllm.server.protocol.completions import (
+    DEFAULT_MAX_TOKENS,
+    MAX_SEQUENCES,
+    CompletionRequest,
+)
 from localllm.server.protocol.sampling import SamplingFields
 from localllm.server.served_model import ServedModel
 from localllm.server.service import Service
@@ -43,6 +48,8 @@ async def completions(
 ) -> Response:
     """Continues each prompt of a batch, whole or, with `stream`, as server-sent events."""
     body.refuse_not_honoured()
+    if len(body.prompts) * (body.n or 1) > MAX_SEQUENCES:
+        raise RequestError(f"n: more than {MAX_SEQUENCES} answers to one request", param="n")
     limit = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     params = body.sampling_params(model.tokenizer.vocab_size, limit)
     prompts = await service.off_loop(encode_prompts, model.tokenizer, body.prompts)
