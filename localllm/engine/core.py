@@ -50,3 +50,7 @@ class EngineCore:
         result = self._runner.run(plan)
         news = self._scheduler.update(result)
         return StepResults(tuple(news), self._scheduler.stats())
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError unless every block and sequence is accounted for."""
+        self._scheduler.check_integrity()

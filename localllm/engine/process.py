@@ -91,9 +91,17 @@ def _load(config: EngineConfig, line: Line) -> EngineCore | None:
 
 
 def _serve(core: EngineCore, line: Line) -> None:
-    """Until told to stop. Takes what has come before each step, so a cancel waits for one step."""
+    """Until told to stop. Takes what has come before each step, so a cancel waits for one step.
+
+    After a second without work the books are checked, once: if they do not balance, it is better to
+    start again than to give one request another's memory.
+    """
+    checked = True
     while True:
         if not core.has_work and not line.has_message(HEARTBEAT_SECONDS):
+            if not checked:
+                core.check_integrity()
+                checked = True
             line.send(StepResults((), core.stats))
             continue
         while line.has_message(0):
@@ -106,6 +114,7 @@ def _serve(core: EngineCore, line: Line) -> None:
                     return
         if core.has_work:
             line.send(core.step())
+            checked = False
 
 
 def _tie_to_parent() -> None:

@@ -144,6 +144,9 @@ class Supervisor:
                     return f"{process.name} did not answer for {self._hang_seconds:g} s"
         except (EOFError, OSError):
             return process.how_it_ended()
+        except Exception as error:  # those who wait must hear of it, whatever it is
+            logger.exception("listening to the engine failed")
+            return f"{process.name} was given up: {type(error).__name__}: {error}"
 
     def _take(self, message: FromEngine, process: EngineProcess) -> None:
         self._last_beat = time.monotonic()
@@ -181,8 +184,9 @@ class Supervisor:
             then = "starting it again" if self._failure is None else "it is not started again"
             logger.error("%s; %d open sequences are lost; %s", death, len(lost), then)
         if lost:
+            why = str(self._failure or death)
             self._on_news(
-                tuple(SequenceNews(name, finish_reason="error", error=death) for name in lost)
+                tuple(SequenceNews(name, finish_reason="error", error=why) for name in lost)
             )
 
     def _verdict(self, death: str) -> LocalLLMError | None:

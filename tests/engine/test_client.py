@@ -176,7 +176,7 @@ def test_closing_ends_the_process_and_what_is_open(client: EngineClient) -> None
     client.submit(long_request("a"), inbox)
     client.close()
     assert is_gone(process)
-    assert collect(inbox)[-1].finish_reason == "error"
+    assert collect(inbox)[-1].error == "The engine is closed"
     with pytest.raises(EngineError, match="closed"):
         client.submit(long_request("b"), inbox)
     client.close()
