@@ -104,7 +104,10 @@ def over(operation: Any, *inputs: Array) -> Array:
             store_f32x8(address_of(out), i, operation(a, b))
 
     out = np.empty_like(inputs[0])
-    (one if len(inputs) == 1 else two)(*inputs, out)
+    if len(inputs) == 1:
+        one(inputs[0], out)
+    else:
+        two(inputs[0], inputs[1], out)
     return out
 
 

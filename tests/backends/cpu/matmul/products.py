@@ -63,7 +63,9 @@ def as_multiplied(x: Floats, activation: str) -> npt.NDArray[np.float64]:
     largest = np.abs(blocks).max(axis=1, keepdims=True)
     safe = np.where(largest > 0, largest, np.float32(1))
     rounded = np.rint(blocks * (np.float32(127) / safe)).astype(np.float64)
-    return np.multiply(rounded, largest / np.float32(127), dtype=np.float64).reshape(x.shape)
+    scales = (largest / np.float32(127)).astype(np.float64)
+    product: npt.NDArray[np.float64] = rounded * scales
+    return product.reshape(x.shape)
 
 
 class Matrix:
