@@ -28,6 +28,7 @@ import numba
 from numba.core import config
 from numba.core.caching import _Cache
 from numba.core.compiler import CompileResult
+from numba.core.runtime import rtsys
 from numba.core.serialize import dumps
 
 from localllm.backends.cpu import target
@@ -123,7 +124,9 @@ class DiskCache(_Cache):
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """The compiled function, or None when there is none (or a torn, unreadable one)."""
-        target_context.refresh()
+        # All of numba's implementations, which `refresh` would register, take longer to register
+        # than kernels to load; compiled code needs no more than the runtime.
+        rtsys.initialize(target_context)
         try:
             saved_sig, magic, payload = pickle.loads(self._path.read_bytes())
         except OSError:
