@@ -32,6 +32,7 @@ class CpuBackend:
         self.isa = target.current() if isa == "auto" else target.use(isa)
         choice = cores.default_threads()
         self.threads = threads or choice.threads
+        self._cores = choice.threads
         self._why = choice.why if threads is None else "as asked"
         self._workers = Workers(self.threads)
         self._loaded: weakref.WeakKeyDictionary[Program, Weights] = weakref.WeakKeyDictionary()
@@ -50,13 +51,10 @@ class CpuBackend:
         weights = Weights(program, tensors)
         self._loaded[program] = weights
         plan = lower(program, weights, _SMALLEST, self.threads).builder.plan
-        kernels: list[Kernel | Native] = [
-            *plan.kernels(),
-            *weights.pack_kernels(),
-            *tape.NATIVES,
-            *batch.NATIVES,
-        ]
-        compile_kernels(kernels, self.threads, progress)
+        # What takes long comes late in a step: begun first, it leaves no process alone at the end.
+        kernels: list[Kernel | Native] = [*batch.NATIVES, *reversed(plan.kernels())]
+        kernels += [*tape.NATIVES, *weights.pack_kernels()]
+        compile_kernels(kernels, self._cores, progress)
         weights.pack(self.threads, progress)
         return weights
 
@@ -83,7 +81,7 @@ class CpuBackend:
     ) -> CpuStep:
         lowered = lower(program, weights, limits, self.threads)
         lowered.builder.caches = kv
-        compile_kernels(lowered.builder.plan.kernels(), self.threads, progress)
+        compile_kernels(lowered.builder.plan.kernels(), self._cores, progress)
         return CpuStep(lowered, limits, self._workers)
 
     def close(self) -> None:
