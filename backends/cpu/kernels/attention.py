@@ -37,14 +37,19 @@ from localllm.backends.cpu.kernels.attention_rows import (
     attend_tile,
     load_queries,
 )
-from localllm.backends.cpu.kernels.attention_tiles import PARTITION, SCORE_BYTES, TILE_LANES
+from localllm.backends.cpu.kernels.attention_tiles import (
+    PARTITION,
+    PARTITION_BLOCKS,
+    SCORE_BYTES,
+    TILE_LANES,
+)
 from localllm.backends.cpu.kernels.kv import VALUE_COLUMNS, value_columns
 from localllm.backends.cpu.simd import scalar_load_i32
 
 TILE_ROWS = 48  # rows of a tile, unless a KV head has more query heads than that
 ITEMS_PER_THREAD = 8  # a step's work is divided into about as many pieces
 MOST_PARTS_BYTES = 32 << 20
-BLOCKS_BYTES = 8 * (PARTITION // BLOCK_TOKENS + 8)  # a tile's list of blocks
+BLOCKS_BYTES = 2 * 2 * 8 * PARTITION_BLOCKS  # of a tile's two lists of blocks
 
 
 @dataclass(frozen=True)
@@ -239,6 +244,7 @@ def _tile(args: int, tid: int, span: Span, kv_head: int) -> Tile:
         scores=scores,
         q=scores + rows * SCORE_BYTES,
         widened=widened,
+        widened_blocks=blocks + BLOCKS_BYTES // 2,
         table=arg_i64(head, H_BLOCK_TABLES) + table * table_blocks * 4,
         table_blocks=(span.position + span.queries - 1) // BLOCK_TOKENS + 1,
         cache=arg_i64(args, _CACHE) + kv_head * arg_i64(args, _HEAD_BYTES),

@@ -19,6 +19,7 @@ from localllm.backends.cpu.kernel import helper
 from localllm.backends.cpu.kernels.attention_tiles import (
     MOST_ROWS,
     PARTITION,
+    PARTITION_BLOCKS,
     SCORE_BYTES,
     TILE_LANES,
     add_values_f16,
@@ -91,12 +92,13 @@ class Tile(NamedTuple):
     key_dim: int
     value_dim: int
     part_bytes: int
-    blocks: int  # int64 [PARTITION / BLOCK_TOKENS + 1], addresses of a partition's blocks
+    blocks: int  # int64 [2 * PARTITION_BLOCKS], of a partition and of the next one
     parts: int  # [rows]
     totals: int  # parts of all partitions so far [rows]
     scores: int  # float32 [rows], SCORE_BYTES each
     q: int  # float32 [rows, key_dim], scaled
     widened: int  # float32, a block's keys or 16 columns of a partition's values
+    widened_blocks: int  # int64 [2 * PARTITION_BLOCKS], of such values
     table: int  # int32, the sequence's blocks
     table_blocks: int  # blocks that the last query reaches
     cache: int  # of the KV head in block 0
@@ -126,7 +128,7 @@ def attend_tile(tile: Tile, span: Span, skip: int, count: int, shared: int, done
     _clear_totals(tile)
     for i in range(skip, skip + count):
         to = tile.parts if shared == 0 else shared + i * step
-        _compute_part(tile, span.first + i, to)
+        _compute_part(tile, span.first + i, span.first + skip + count, to)
         if shared == 0:
             _fold_part(tile, to)
     if shared != 0:
@@ -140,8 +142,12 @@ def attend_tile(tile: Tile, span: Span, skip: int, count: int, shared: int, done
 
 
 @helper
-def _compute_part(tile: Tile, part: int, to: int) -> None:
-    """Parts of all rows for partition `part`, one after the other at `to`."""
+def _compute_part(tile: Tile, part: int, end_part: int, to: int) -> None:
+    """Parts of all rows for partition `part`, one after the other at `to`.
+
+    Memory is read without pause: with a block's keys its values are fetched, with a partition's
+    values the keys of the next one (if it comes before `end_part`).
+    """
     base = part * PARTITION
     for row in range(tile.rows):
         position = tile.position - base + row // tile.rows_per_query
@@ -151,8 +157,9 @@ def _compute_part(tile: Tile, part: int, to: int) -> None:
     reach = tile.position - base + tile.rows // tile.rows_per_query
     first = max(0, tile.position - base - tile.window + 1) // BLOCK_TOKENS
     end = (min(PARTITION, reach) + BLOCK_TOKENS - 1) // BLOCK_TOKENS
-    for block in range(first, end + 1):  # one more, to fetch ahead
-        index = min(base // BLOCK_TOKENS + block, tile.table_blocks - 1)
+    last = min(tile.table_blocks, end_part * PARTITION_BLOCKS) - 1
+    for block in range(first, 2 * PARTITION_BLOCKS):
+        index = min(part * PARTITION_BLOCKS + block, last)
         number = scalar_load_i32(tile.table, index * 4)
         scalar_store_i64(tile.blocks, block * 8, tile.cache + number * tile.block_bytes)
     for block in range(first, end):
@@ -171,7 +178,7 @@ def _score_block(tile: Tile, base: int, block: int) -> None:
     row = max(0, start - tile.position) * per_query
     end = min(tile.rows, (start + BLOCK_TOKENS - 1 + tile.window - tile.position) * per_query)
     keys = scalar_load_i64(tile.blocks, block * 8)
-    ahead = scalar_load_i64(tile.blocks, block * 8 + 8)
+    values = keys + tile.key_dim * BLOCK_TOKENS * F16_BYTES
     if tile.rows > WIDEN_ABOVE:
         for d in range(tile.key_dim):
             _widen(keys + d * 2 * TILE_LANES, tile.widened + d * 4 * TILE_LANES)
@@ -181,10 +188,9 @@ def _score_block(tile: Tile, base: int, block: int) -> None:
         q = tile.q + r * tile.key_dim * 4
         to = tile.scores + r * SCORE_BYTES + block * BLOCK_TOKENS * 4
         if tile.rows > WIDEN_ABOVE:
-            score_rows_f32(height, tile.widened, tile.key_dim, q, to, ahead)
+            score_rows_f32(height, tile.widened, tile.key_dim, q, to, values)
         else:
-            score_rows_f16(height, keys, tile.key_dim, q, to, ahead)
-        ahead = keys  # one fetch of the next block is enough
+            score_rows_f16(height, keys, tile.key_dim, q, to, values)
 
 
 @helper
@@ -244,11 +250,7 @@ def _sum_values(tile: Tile, column_bytes: int, to: int) -> None:
     row by row, so that nothing of a position that a row does not see enters its sum.
     """
     if tile.rows > WIDEN_ABOVE:
-        states = to + tile.part_bytes - STATE_BYTES
-        first = scalar_load_i64(states, _LOW)
-        last = scalar_load_i64(states + (tile.rows - 1) * tile.part_bytes, _HIGH)
-        for t in range(first, last):
-            _widen(_value(tile, t, column_bytes), tile.widened + t * 4 * TILE_LANES)
+        _widen_values(tile, column_bytes, to)
     step = _tile_height(tile.rows)
     for row in range(0, tile.rows, step):
         end = min(tile.rows, row + step)
@@ -268,12 +270,19 @@ def _sum_values(tile: Tile, column_bytes: int, to: int) -> None:
 
 
 @helper
-def _value(tile: Tile, position: int, column_bytes: int) -> int:
-    """Address of 16 columns of a position's values."""
-    block = scalar_load_i64(tile.blocks, position // BLOCK_TOKENS * 8)
-    row_bytes = (tile.part_bytes - STATE_BYTES) // 2
-    values = block + tile.key_dim * BLOCK_TOKENS * F16_BYTES
-    return int(values + position % BLOCK_TOKENS * row_bytes + column_bytes // 2)
+def _widen_values(tile: Tile, column_bytes: int, to: int) -> None:
+    """16 columns of the values that the rows see, as float32."""
+    state = to + tile.part_bytes - STATE_BYTES
+    first = scalar_load_i64(state, _LOW) // BLOCK_TOKENS
+    last = scalar_load_i64(state + (tile.rows - 1) * tile.part_bytes, _HIGH)
+    value_bytes = (tile.part_bytes - STATE_BYTES) // 2
+    for block in range(first, (last + BLOCK_TOKENS - 1) // BLOCK_TOKENS):
+        values = scalar_load_i64(tile.blocks, block * 8) + column_bytes // 2
+        values += tile.key_dim * BLOCK_TOKENS * F16_BYTES
+        widened = tile.widened + block * BLOCK_TOKENS * 4 * TILE_LANES
+        scalar_store_i64(tile.widened_blocks, block * 8, widened)
+        for t in range(BLOCK_TOKENS):
+            _widen(values + t * value_bytes, widened + t * 4 * TILE_LANES)
 
 
 @helper
@@ -281,27 +290,20 @@ def _add_values(
     tile: Tile, row: int, end: int, column_bytes: int, to: int, first: int, last: int
 ) -> None:
     """Positions first..last of rows row..end."""
+    if first >= last:
+        return
     sums = to + row * tile.part_bytes + column_bytes
     weights = tile.scores + row * SCORE_BYTES
+    step, value_bytes = tile.part_bytes, (tile.part_bytes - STATE_BYTES) // 2
+    blocks, offset, ahead = tile.blocks, column_bytes // 2, column_bytes * 8
     if tile.rows > WIDEN_ABOVE:
-        if first < last:
-            values, row_bytes = tile.widened + first * 4 * TILE_LANES, 4 * TILE_LANES
-            add_values_f32(
-                end - row,
-                sums,
-                tile.part_bytes,
-                weights + first * 4,
-                last - first,
-                values,
-                row_bytes,
-            )
-        return
-    row_bytes = (tile.part_bytes - STATE_BYTES) // 2
-    while first < last:
-        n = min(BLOCK_TOKENS - first % BLOCK_TOKENS, last - first)
-        values = _value(tile, first, column_bytes)
-        add_values_f16(end - row, sums, tile.part_bytes, weights + first * 4, n, values, row_bytes)
-        first += n
+        blocks, value_bytes = tile.widened_blocks, 4 * TILE_LANES
+        add_values_f32(end - row, sums, step, weights, first, last, blocks, 0, value_bytes, 0)
+    else:
+        offset += tile.key_dim * BLOCK_TOKENS * F16_BYTES
+        add_values_f16(
+            end - row, sums, step, weights, first, last, blocks, offset, value_bytes, ahead
+        )
 
 
 @helper

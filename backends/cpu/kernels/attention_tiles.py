@@ -13,6 +13,7 @@ from typing import Any
 import llvmlite.ir as ir
 from numba import types
 
+from localllm.backends.base import BLOCK_TOKENS
 from localllm.backends.cpu.simd import intrinsic
 from localllm.backends.cpu.simd.convert import f16_bits_to_f32
 from localllm.backends.cpu.simd.vector import (
@@ -27,13 +28,14 @@ from localllm.backends.cpu.simd.vector import (
     splat_ir,
 )
 
-PARTITION = 256  # positions, a multiple of the block size
+PARTITION = 256  # positions
+PARTITION_BLOCKS = PARTITION // BLOCK_TOKENS
+FETCHED_BYTES = 32  # ahead of each step of an inner loop: what 16 float16 take
 SCORE_BYTES = 4 * (PARTITION + 16)  # of a row; no power of two, lest rows share cache sets
 TILE_LANES = 16
 MOST_ROWS = 6  # by 2 vectors of sums: with what is added to them, AVX2's 16 registers
 
 _VECTOR = 32  # bytes of eight float32
-_CACHE_LINE = 64
 
 
 def _score_rows(element: str) -> Any:
@@ -43,15 +45,16 @@ def _score_rows(element: str) -> Any:
     ) -> Any:
         """Scores of `rows` queries with a block's 16 keys: to[r] = sum of q[r, d] * keys[d].
 
-        q is [rows, key_dim], rows of `to` are SCORE_BYTES apart; a cache line for each d is
-        fetched from `ahead` on.
+        q is [rows, key_dim], rows of `to` are SCORE_BYTES apart. For each d of float16 keys, 32
+        bytes are fetched into the caches from `ahead` on.
         """
 
         def body(b: Any, height: int, args: list[Any]) -> None:
             keys, key_dim, q, to, ahead = args
 
             def step(d: Any, sums: list[Any]) -> list[Any]:
-                _prefetch(b, _offset(b, ahead, d, _CACHE_LINE))
+                if element == "f16":
+                    _prefetch(b, _offset(b, ahead, d, FETCHED_BYTES))
                 vectors = _load_row(b, element, _offset(b, keys, d, _row_bytes(element)))
                 factors = _offset(b, q, d, 4)
                 return _add_outer(b, sums, vectors, factors, b.mul(key_dim, _word(4)))
@@ -73,29 +76,52 @@ def _add_values(element: str) -> Any:
         sums: Any,
         sums_bytes: Any,
         weights: Any,
-        n: Any,
-        values: Any,
+        first: Any,
+        last: Any,
+        blocks: Any,
+        offset: Any,
         value_bytes: Any,
+        ahead: Any,
     ) -> Any:
-        """sums[r, 0:16] += weights[r, t] * values[t, 0:16] for t from 0 to n.
+        """sums[r, 0:16] += weights[r, t] * values[t, 0:16] for positions t from first to last.
 
         Rows of `weights` are SCORE_BYTES apart, those of `sums` and `values` as many as given.
+        `blocks` lists the addresses of the partition's blocks, whose values start `offset` behind
+        them, and then of the next one's: from `ahead` behind those on, 32 bytes are fetched into
+        the caches for each position of float16 values.
         """
 
         def body(b: Any, height: int, args: list[Any]) -> None:
-            to, to_bytes, weights, n, values, value_bytes = args
+            to, to_bytes, weights, first, last, blocks, offset, value_bytes, ahead = args
 
-            def step(t: Any, sums: list[Any]) -> list[Any]:
-                vectors = _load_row(b, element, b.add(values, b.mul(t, value_bytes)))
-                factors = _offset(b, weights, t, 4)
-                return _add_outer(b, sums, vectors, factors, _word(SCORE_BYTES))
+            def add_block(block: Any, sums: list[Any]) -> list[Any]:
+                start = b.mul(block, _word(BLOCK_TOKENS))
+                listed = _offset(b, blocks, block, 8)
+                values = b.add(_load_word(b, listed), offset)
+                following = _load_word(b, b.add(listed, _word(8 * PARTITION_BLOCKS)))
+                fetched = b.add(following, ahead)
 
+                def step(t: Any, sums: list[Any]) -> list[Any]:
+                    position = b.sub(t, start)
+                    if element == "f16":
+                        _prefetch(b, _offset(b, fetched, position, FETCHED_BYTES))
+                    row = b.add(values, b.mul(position, value_bytes))
+                    factors = _offset(b, weights, t, 4)
+                    vectors = _load_row(b, element, row)
+                    return _add_outer(b, sums, vectors, factors, _word(SCORE_BYTES))
+
+                low = _larger(b, first, start)
+                high = _smaller(b, last, b.add(start, _word(BLOCK_TOKENS)))
+                return _loop(b, low, high, sums, step)
+
+            end_block = b.udiv(b.add(last, _word(BLOCK_TOKENS - 1)), _word(BLOCK_TOKENS))
             pointers = _tile(b, height, to, to_bytes)
             before = [b.load(pointer, align=4) for pointer in pointers]
-            for total, pointer in zip(_loop(b, _word(0), n, before, step), pointers, strict=True):
+            after = _loop(b, b.udiv(first, _word(BLOCK_TOKENS)), end_block, before, add_block)
+            for total, pointer in zip(after, pointers, strict=True):
                 b.store(total, pointer, align=4)
 
-        return types.void(*[types.int64] * 7), _switch(f"attention_values_{element}", body)
+        return types.void(*[types.int64] * 10), _switch(f"attention_values_{element}", body)
 
     return add_values
 
@@ -194,6 +220,18 @@ def _tile(b: Any, rows: int, address: Any, row_bytes: Any) -> list[Any]:
 def _prefetch(b: Any, address: Any) -> None:
     pointer = b.inttoptr(address, I8.as_pointer())
     call(b, "llvm.prefetch.p0", ir.VoidType(), [pointer, *(ir.Constant(I32, v) for v in (0, 3, 1))])
+
+
+def _load_word(b: Any, address: Any) -> Any:
+    return b.load(b.inttoptr(address, I64.as_pointer()))
+
+
+def _larger(b: Any, x: Any, y: Any) -> Any:
+    return b.select(b.icmp_signed(">", x, y), x, y)
+
+
+def _smaller(b: Any, x: Any, y: Any) -> Any:
+    return b.select(b.icmp_signed("<", x, y), x, y)
 
 
 def _offset(b: Any, address: Any, index: Any, size: int) -> Any:
