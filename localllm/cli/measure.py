@@ -7,6 +7,7 @@ import random
 import time
 from dataclasses import dataclass
 
+from localllm.backends.base import BLOCK_TOKENS
 from localllm.engine.messages import Submit
 from localllm.errors import EngineError
 from localllm.sampling_params import SamplingParams
@@ -44,8 +45,10 @@ class Workload:
 
     @property
     def context(self) -> int:
-        """Tokens of the longest sequence."""
-        return max(self.prompt_tokens + 1, self.decode_prompt + self.decode_length)
+        """Room for the longest sequence, in whole KV blocks: the engine's default pool holds this
+        much for each of `batch` sequences."""
+        longest = max(self.prompt_tokens + 1, self.decode_prompt + self.decode_length)
+        return (longest // BLOCK_TOKENS + 1) * BLOCK_TOKENS
 
 
 class Meter:

@@ -32,6 +32,7 @@ async def serve(
         lifespan="off",
         log_config=None,
         access_log=False,
+        server_header=False,
         ws="none",
         timeout_graceful_shutdown=_ABORT_SECONDS,
     )
