@@ -52,6 +52,11 @@ class ChatTemplate:
         return cls(sources, tokenizer)
 
     @property
+    def name(self) -> str:
+        """`default` for that of the file, `chatml` where it has none."""
+        return "chatml" if self.source == CHATML else _DEFAULT
+
+    @property
     def source(self) -> str:
         return self._templates[_DEFAULT].source
 
@@ -77,14 +82,10 @@ class ChatTemplate:
         TemplateRenderError (a RequestError) where the template refuses the messages.
         """
         template = self._choose(tools, documents)
-        return template.render(
-            messages,
-            _without_mask,
-            tools=tools or None,
-            documents=documents or None,
-            add_generation_prompt=add_generation_prompt,
-            **variables,
+        variables.update(
+            tools=tools, documents=documents or None, add_generation_prompt=add_generation_prompt
         )
+        return template.render(messages, variables, _shown)
 
     def encode(
         self,
@@ -100,14 +101,10 @@ class ChatTemplate:
         is text, whatever it looks like.
         """
         template = self._choose(tools, documents)
-        prompt = template.render(
-            messages,
-            template.hide,
-            tools=tools or None,
-            documents=documents or None,
-            add_generation_prompt=add_generation_prompt,
-            **variables,
+        variables.update(
+            tools=tools, documents=documents or None, add_generation_prompt=add_generation_prompt
         )
+        prompt = template.render(messages, variables, template.hide)
         ids = self._tokenizer.encode_parts(template.cut(prompt))
         bos = self._tokenizer.bos_id
         if self._tokenizer.add_bos and bos is not None and ids[:1] != [bos]:
@@ -121,5 +118,5 @@ class ChatTemplate:
         return self._templates[_DEFAULT]
 
 
-def _without_mask(text: str, _role: str) -> str:
+def _shown(text: str, _role: str) -> str:
     return text

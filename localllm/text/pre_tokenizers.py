@@ -37,8 +37,9 @@ _SPACES = r"\s+(?!\S)|\s+"
 _LINES = r"\s*[\r\n]+|" + _SPACES
 _SYMBOLS = r" ?[^\s\p{L}\p{N}]+[\r\n]*|"
 _WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+|"
-_TRIPLES_FROM_RIGHT = r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"
-
+# Groups of three digits are counted from the right, in numbers of up to 300 digits: without an end
+# to the looking ahead, a long number would take quadratic time.
+_TRIPLES = "{0,100}"
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|" + _SPACES
 _LLAMA3 = _ENDING + "|" + _WORD + r"\p{N}{1,3}|" + _SYMBOLS + _LINES
 _QWEN2 = _ENDING + "|" + _WORD + r"\p{N}|" + _SYMBOLS + _LINES
@@ -139,7 +140,7 @@ _FAMILIES: dict[PreTokenizer, tuple[str, ...]] = {
     PreTokenizer((_WHOLE_LINES, _QWEN2)): ("laguna",),
     _GPT4O_WORDS: ("gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"),
     replace(_GPT4O_WORDS, ignore_merges=True): ("granite-embed-multi-97m",),
-    PreTokenizer((r"\d{1,3}(?=(?:\d{3})*\b)", _GPT4O)): ("tiny_aya", "cohere2moe"),
+    PreTokenizer((rf"\d{{1,3}}(?=(?:\d{{3}}){_TRIPLES}\b)", _GPT4O)): ("tiny_aya", "cohere2moe"),
     PreTokenizer((_TEKKEN,), ignore_merges=True, add_bos=True): ("tekken",),
     PreTokenizer((_KIMI,)): ("kimi-k2",),
     PreTokenizer(
@@ -164,7 +165,7 @@ _FAMILIES: dict[PreTokenizer, tuple[str, ...]] = {
     ): ("spark2_5",),
     PreTokenizer(
         (
-            _TRIPLES_FROM_RIGHT,
+            rf"\p{{N}}{{1,3}}(?=(?:\p{{N}}{{3}}){_TRIPLES}(?!\p{{N}}))",
             "[\u4e00-\u9fff\u3400-\u4dbf\uf900-\ufaff\u3040-\u309f\u30a0-\u30ff\uff65-\uff9f"
             "\u2f00-\u2fdf\u0e40-\u0e7f\u0e80-\u0eff\u1780-\u17ff\u1000-\u109f\uaa60-\uaa7f"
             "\ua9e0-\ua9ff\uac00-\ud7af\u1100-\u11ff]+",
@@ -187,7 +188,7 @@ _FAMILIES: dict[PreTokenizer, tuple[str, ...]] = {
     PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]")): ("falcon",),
     PreTokenizer((_BLOOM,)): ("poro-chat", "bloom", "gpt3-finnish"),
     PreTokenizer((_BLOOM, r"\p{N}")): ("viking",),
-    PreTokenizer((r"\p{N}+", r"(?=(\d{3})+(?!\d))")): ("superbpe",),
+    PreTokenizer((r"\p{N}+", rf"(?=\d{{3}}(?:\d{{3}}){_TRIPLES}(?!\d))")): ("superbpe",),
     _BAILING_WORDS: ("bailingmoe", "bailingmoe2", "llada-moe"),
     PreTokenizer((_ENDING + "|" + _WORD + r"\p{N}| ?[^\s\p{L}\p{N}\r\n]+|" + _LINES,)): (
         "seed-coder",

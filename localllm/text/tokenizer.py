@@ -92,7 +92,7 @@ class Tokenizer:
         are text. User-defined tokens are found in either case.
         """
         splitter = self._special_splitter if parse_special else self._user_splitter
-        ids = self.encode_parts(splitter.split(_valid_unicode(text)))
+        ids = self.encode_parts(splitter.split(text))
         return self.wrap(ids) if add_special else ids
 
     def encode_parts(self, parts: Iterable[int | str]) -> list[int]:
@@ -100,7 +100,7 @@ class Tokenizer:
         ids: list[int] = []
         for part in parts:
             if isinstance(part, str):
-                ids += self._model.encode(part)
+                ids += self._model.encode(_valid_unicode(part))
             else:
                 ids.append(part)
         return ids
@@ -127,13 +127,7 @@ class Tokenizer:
         again, so that `decode(encode(text)) == text`. What a model generates continues the prompt:
         there the first space is text, and `continuation` keeps it, as `Detokenizer` does.
         """
-        pieces = (
-            self.token_bytes(token)
-            if skip_special or not self.is_control(token)
-            else self.token_text(token).encode()
-            for token in ids
-        )
-        data = b"".join(pieces)
+        data = b"".join(map(self.token_bytes if skip_special else self._all_bytes, ids))
         if self._spaced_start and not continuation:
             data = data.removeprefix(b" ")
         return data.decode("utf-8", "replace")
@@ -164,6 +158,13 @@ class Tokenizer:
             raise RequestError(
                 f"{token} is not one of {len(self._vocabulary)} token ids", param="tokens"
             )
+
+    def _all_bytes(self, token: int) -> bytes:
+        """As `token_bytes`, with control and unknown tokens as they are written."""
+        self._check(token)
+        if self._vocabulary.types[token] in (TokenType.CONTROL, TokenType.UNKNOWN):
+            return self._vocabulary.tokens[token].encode()
+        return self.token_bytes(token)
 
     def _make_bytes(self, token: int) -> bytes:
         text, kind = self._vocabulary.tokens[token], self._vocabulary.types[token]

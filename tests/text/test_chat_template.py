@@ -186,11 +186,34 @@ class TestContent:
             template(CHATML).render([{"role": "user", "content": [image]}])
 
     @pytest.mark.parametrize(
-        "message", [{"content": "x"}, {"role": 1}, {"role": "user", "content": 5}, "text"]
+        "message",
+        [
+            "text",
+            {"content": "x"},
+            {"role": 1},
+            {"role": "user", "content": 5},
+            {"role": "user", "content": ["x"]},
+            {"role": "user", "content": [{"type": "text"}]},
+            {"role": "assistant", "tool_calls": "x"},
+            {"role": "assistant", "tool_calls": [{"id": "x"}]},
+            {"role": "assistant", "tool_calls": [{"id": ["x"], "function": {}}]},
+        ],
     )
     def test_what_is_no_message_is_refused(self, message: Any) -> None:
         with pytest.raises(RequestError):
             template(CHATML).render([message])
+
+    def test_nesting_has_an_end(self) -> None:
+        deep: Any = "x"
+        for _ in range(5000):
+            deep = [deep]
+        with pytest.raises(TemplateRenderError, match="too deeply"):
+            template(CHATML).render([{"role": "user", "content": "x", "extra": deep}])
+
+    def test_half_a_surrogate_pair_is_replaced(self) -> None:
+        encode = template(CHATML).encode
+        half, whole = ({"role": "user", "content": text} for text in ("a\ud800", "a\ufffd"))
+        assert encode([half]) == encode([whole])
 
     def test_nothing_is_not_none(self) -> None:
         assert "None" not in template(CHATML).render([{"role": "assistant", "content": None}])
@@ -259,13 +282,14 @@ class TestFiles:
 
     def test_the_template_of_the_file(self, load: Make) -> None:
         subject = load({"tokenizer.chat_template": "{{ messages[0].content }}"})
-        assert subject.source == "{{ messages[0].content }}"
+        assert (subject.name, subject.source) == ("default", "{{ messages[0].content }}")
         assert subject.render([USER]) == USER["content"]
 
     def test_none_means_chatml(self, load: Make, caplog: pytest.LogCaptureFixture) -> None:
         with caplog.at_level(logging.WARNING):
             subject = load({})
         assert "ChatML" in caplog.text
+        assert subject.name == "chatml"
         assert subject.render([USER]) == (
             "<|im_start|>user\nWhat is <b>up</b>?<|im_end|>\n<|im_start|>assistant\n"
         )

@@ -14,6 +14,8 @@ TEXTS = (
     "\n \n\n",
 )
 
+ONE_OF_EACH = {rules: name for name, rules in PRE_TOKENIZERS.items()}.values()
+
 
 def words(name: str, text: str) -> list[str]:
     """What the rules cut `text` into, in its own characters."""
@@ -66,6 +68,13 @@ def test_nothing_is_lost(name: str) -> None:
 )
 def test_cuts(name: str, text: str, expected: list[str]) -> None:
     assert words(name, text) == expected
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+def test_a_long_run_takes_no_quadratic_time(name: str) -> None:
+    for text in ("1" * 20_000, " " * 20_000):
+        assert "".join(words(name, text)) == text
 
 
 def test_an_unknown_name_is_not_guessed() -> None:

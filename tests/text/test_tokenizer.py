@@ -146,6 +146,9 @@ class TestSpecialTokens:
         ids = subject.encode("Hi", add_special=False)
         assert subject.decode([*ids, end]) == "Hi"
         assert subject.decode([*ids, end], skip_special=False) == "Hi<|end|>"
+        assert subject.unk_id == 0
+        assert subject.decode([0], skip_special=False) == "<unk>"
+        assert subject.decode([0]) == ""
 
 
 class TestEndOfGeneration:

@@ -68,25 +68,26 @@ class CompiledTemplate:
             return Capabilities()
 
     def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        hide: Hide,
-        *,
-        tools: Sequence[Mapping[str, Any]] | None,
-        documents: Sequence[Mapping[str, Any]] | None,
-        **variables: Any,
+        self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], hide: Hide
     ) -> str:
         """The prompt. Where the template refuses messages as they are, they are made regular."""
+        others = dict(variables)
+        if not others.get("tools"):
+            others["tools"] = None if self.can.null_tools else []
 
         def run(adapted: list[Message]) -> str:
             shown = [_hidden(message, hide, message["role"]) for message in adapted]
-            return self._run(others | {"messages": InputList(shown)})
+            return self._run(_hidden(others, hide, _NO_ROLE) | {"messages": InputList(shown)})
 
-        if not tools and not self.can.null_tools:
-            tools = []
-        others = {"tools": tools, "documents": documents, **variables}
-        others = {name: _hidden(value, hide, _NO_ROLE) for name, value in others.items()}
-        adapted = adapt(messages, self.can)
+        try:
+            adapted = adapt(messages, self.can)
+            return self._run_or_repair(adapted, run)
+        except RecursionError:
+            raise TemplateRenderError(
+                "The messages are nested too deeply", param="messages"
+            ) from None
+
+    def _run_or_repair(self, adapted: list[Message], run: Callable[[list[Message]], str]) -> str:
         try:
             return run(adapted)
         except TemplateRenderError as refusal:

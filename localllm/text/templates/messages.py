@@ -75,8 +75,16 @@ def _check(message: Mapping[str, Any]) -> None:
     if not isinstance(message.get("content"), str | list | None):
         raise RequestError("content is neither text nor a list of parts", param="messages")
     calls = message.get("tool_calls")
-    if calls is not None and not all(isinstance(call, Mapping) for call in calls):
-        raise RequestError("tool_calls is not a list of objects", param="messages")
+    if calls is not None and not (isinstance(calls, list) and all(map(_is_call, calls))):
+        raise RequestError("tool_calls is not a list of calls with functions", param="messages")
+
+
+def _is_call(call: Any) -> bool:
+    return (
+        isinstance(call, Mapping)
+        and isinstance(call.get("id"), str | None)
+        and isinstance(call.get("function"), Mapping)
+    )
 
 
 def _texts(content: Any) -> list[str]:
@@ -85,7 +93,7 @@ def _texts(content: Any) -> list[str]:
     texts = []
     for part in content:
         kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-        if kind not in _TEXT_PARTS or not isinstance(part["text"], str):
+        if kind not in _TEXT_PARTS or not isinstance(part.get("text"), str):
             raise RequestError(
                 f"content parts of type {kind!r} are not supported by this model", param="messages"
             )
@@ -94,7 +102,7 @@ def _texts(content: Any) -> list[str]:
 
 
 def _adapt_call(call: Mapping[str, Any], can: Capabilities) -> Message:
-    function = dict(call.get("function") or {})
+    function = dict(call["function"])
     arguments = function.get("arguments")
     if can.object_arguments and isinstance(arguments, str):
         function["arguments"] = _parsed(arguments)
@@ -114,12 +122,13 @@ def _parsed(arguments: str) -> Any:
 
 def _name_tool_results(messages: Sequence[Message]) -> None:
     """Some templates print the tool's name, of which clients send only the call's id."""
-    names: dict[Any, Any] = {}
+    names: dict[str | None, Any] = {}
     for message in messages:
         for call in message.get("tool_calls", ()):
             names[call.get("id")] = call["function"].get("name")
-        if message.get("role") == "tool" and message.get("tool_call_id") in names:
-            message.setdefault("name", names[message["tool_call_id"]])
+        answered = message.get("tool_call_id")
+        if message["role"] == "tool" and isinstance(answered, str) and answered in names:
+            message.setdefault("name", names[answered])
 
 
 def fold_system(messages: Sequence[Message]) -> list[Message]:
