@@ -56,13 +56,13 @@ def bench(
     with errors_in_one_line(debug):
         from localllm.cli.measure import Workload
 
-        log_to_stderr(debug)
-
         work = Workload(
             prompt_tokens=prompt_tokens, gen_tokens=gen_tokens, depth=depth, batch=batch
         )
+        path = find_model(model)
+        log_to_stderr(debug)
         config = EngineConfig(
-            model=find_model(model),
+            model=path,
             backend=backend.value,
             threads=threads,
             isa=isa,

@@ -44,9 +44,10 @@ def chat(
         from localllm.cli.terminal import talk
         from localllm.sampling_params import SamplingParams
 
+        path = find_model(model)
         log_to_stderr(debug)
         config = EngineConfig(
-            model=find_model(model),
+            model=path,
             backend=backend.value,
             threads=threads,
             isa=isa,

@@ -77,9 +77,10 @@ def serve(
 ) -> None:
     """Serve a model over HTTP: an OpenAI-compatible API, and a chat page at /."""
     with errors_in_one_line(debug):
+        path = find_model(model)
         log_to_stderr(debug)
         engine = EngineConfig(
-            model=find_model(model),
+            model=path,
             backend=backend.value,
             threads=threads,
             isa=isa,
