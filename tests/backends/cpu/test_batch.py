@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from localllm.backends.base import Batch, SamplingArrays, StepLimits
-from localllm.backends.cpu.batch import check, fill_header, first_tokens
+from localllm.backends.cpu.batch import fill_header, first_tokens
+from localllm.backends.cpu.batch_check import check
 from localllm.backends.cpu.kernel import (
     H_LOGIT_ROWS,
     H_SAMPLING,
@@ -37,6 +38,14 @@ def changed(name: str, change: Callable[[Any], object]) -> Batch:
     return replace(batch, **changes)
 
 
+def with_bias(starts: list[int], ids: list[int], values: list[float]) -> Batch:
+    sampling = SamplingArrays.greedy(1)
+    sampling.bias_start = np.array(starts, np.int32)
+    sampling.bias_ids = np.array(ids, np.int32)
+    sampling.bias_values = np.array(values, np.float32)
+    return replace(first_tokens(4, 1), sampling=sampling)
+
+
 @pytest.mark.parametrize(
     ("batch", "message"),
     [
@@ -53,6 +62,10 @@ def changed(name: str, change: Callable[[Any], object]) -> Batch:
         (changed("slots", lambda a: a + 13), "slots outside of the 1 blocks of KV group 0"),
         (changed("block_tables", lambda a: a + 1), "block tables beyond the 1 blocks"),
         (changed("sampling", lambda _: SamplingArrays.greedy(2)), "has 2 entries for 1 logit"),
+        (with_bias([0, 2], [3, 10], [1.0, 1.0]), "bias_ids outside of 0..9"),
+        (with_bias([0, 3], [3, 4], [1.0, 1.0]), "bias_start does not divide 2 ids"),
+        (with_bias([0, 2], [3, 4], [1.0]), "bias_start does not divide 2 ids with 1 values"),
+        (with_bias([1, 2], [3, 4], [1.0, 1.0]), "bias_start does not divide"),
     ],
 )
 def test_a_bad_batch_is_refused(batch: Batch, message: str) -> None:
@@ -60,6 +73,11 @@ def test_a_bad_batch_is_refused(batch: Batch, message: str) -> None:
         check(batch, LIMITS, vocab=10, n_blocks=[1])
     with pytest.raises(ValueError, match=message):
         fill_header(np.zeros(HEADER_WORDS, np.int64), batch, LIMITS, vocab=10, n_blocks=[1])
+
+
+def test_a_bias_on_known_tokens_is_fine() -> None:
+    header = np.zeros(HEADER_WORDS, np.int64)
+    fill_header(header, with_bias([0, 2], [3, 9], [1.0, -1.0]), LIMITS, vocab=10, n_blocks=[1])
 
 
 def test_blocks_that_a_window_left_behind_are_fine() -> None:
