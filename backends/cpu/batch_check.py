@@ -1,4 +1,4 @@
-"""What is wrong with a batch, in words. `batch.fill_header` finds out quickly whether anything is."""
+"""What is wrong with a batch, in words; `batch.fill_header` finds quickly whether anything is."""
 
 from __future__ import annotations
 
