@@ -27,6 +27,7 @@ from localllm.backends.cpu.kernels.sampling_select import (
     clear,
     find,
     rank,
+    sum_weights,
 )
 from localllm.backends.cpu.simd import (
     lanes_below,
@@ -112,8 +113,8 @@ def sample(args: int, tid: int, nthreads: int) -> None:
                 coarse=scratch + 3 * row_bytes,
                 fine=scratch + 3 * row_bytes + HISTOGRAM_BYTES,
             )
-            total = _weigh(work, scalar_load_f32(logits, token * 4), temperature)
-            token = _draw(head, row, work, total)
+            _weigh(work, scalar_load_f32(logits, token * 4), temperature)
+            token = _draw(head, row, work)
         scalar_store_i32(arg_i64(args, _TOKENS), row * 4, token)
         row = claim(args, 1)
 
@@ -185,25 +186,22 @@ def _largest(logits: int, vocab: int) -> int:
 
 
 @helper
-def _weigh(row: Row, largest: float, temperature: float) -> float:
-    """Fills the row's weights and coarse histogram; returns the sum of weights."""
+def _weigh(row: Row, largest: float, temperature: float) -> None:
+    """Fills the row's weights and coarse histogram."""
     clear(row.coarse)
-    total = 0.0
     for first in range(0, row.vocab, 8):
         below = load_f32x8(row.logits, first * 4) - splat_f32x8(largest)
         store_f32x8(row.weights, first * 4, vexp(below / splat_f32x8(temperature)))
         for token in range(first, min(first + 8, row.vocab)):
             weight = scalar_load_f32(row.weights, token * 4)
             add(row.coarse, rank(row.logits, token) >> COARSE_SHIFT, weight)
-            total += weight
-    return total
 
 
 @helper
-def _draw(head: int, row: int, work: Row, total: float) -> int:
+def _draw(head: int, row: int, work: Row) -> int:
     """Every filter keeps a head of the same order, so the lightest one is what they all keep."""
     most = scalar_load_i32(arg_i64(head, _TOP_K), row * 4)
-    kept = total
+    kept = sum_weights(work)
     if 0 < most < work.vocab:
         kept = find(work, most + 0, np.inf).weight
     top_p = scalar_load_f32(arg_i64(head, _TOP_P), row * 4)

@@ -70,6 +70,15 @@ def add(histogram: int, bucket: int, weight: float) -> None:
 
 
 @helper
+def sum_weights(row: Row) -> float:
+    """The weight of the whole row, by its histogram."""
+    total = 0.0
+    for bucket in range(BUCKETS):
+        total += scalar_load_f64(row.coarse, (BUCKETS + bucket) * 8)
+    return total
+
+
+@helper
 def rank(logits: int, token: int) -> int:
     """0 for the largest float32 there is; logits must not be NaN or -0."""
     bits = scalar_load_i32(logits, token * 4) + 0
