@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from localllm.backends.base import SamplingArrays
 from localllm.backends.cpu.kernels.philox import uniform
 from localllm.backends.cpu.kernels.sampling import SampleArgs, sample, scratch_bytes
+from localllm.backends.reference.sampling import sample as reference_sample
 from tests.backends.cpu.kernels.harness import Header, address, aligned, run
 
 Floats = npt.NDArray[np.float32]
@@ -158,6 +159,29 @@ def test_agrees_with_the_definition(
     tokens = draw(logits, rows, threads)
     for token, z, row in zip(tokens, logits, rows, strict=True):
         assert token in allowed(z, row)
+
+
+def test_draws_the_reference_backends_tokens() -> None:
+    rng = np.random.default_rng(3)
+    n, vocab = 300, 2000
+    logits = (rng.standard_normal((n, vocab)) * 3).astype(np.float32)
+    rows = [
+        Choice(
+            temperature=float(rng.choice([0, 0.5, 1, 2])),
+            top_k=int(rng.choice([0, 5, 300])),
+            top_p=float(rng.choice([1, 0.8])),
+            min_p=float(rng.choice([0, 0.02])),
+            repetition=1.2,
+            presence=0.3,
+            frequency=0.1,
+            seed=int(rng.integers(2**63)),
+            index=i,
+            bias={7: 2.0},
+            history={int(t): int(t) % 3 for t in rng.permutation(vocab)[:100]},
+        )
+        for i in range(n)
+    ]
+    assert draw(logits, rows, threads=2) == reference_sample(logits, arrays(rows)).tolist()
 
 
 def test_distribution_follows_the_probabilities() -> None:
