@@ -165,6 +165,15 @@ def helper(function: _F) -> _F:
     return cast(_F, dispatcher)
 
 
+def inlined(function: _F) -> _F:
+    """Like `helper`, for a function with one caller, which it joins before compilation.
+
+    A helper's machine code is made once for itself and again with every caller above it: in a deep
+    chain of calls that counts.
+    """
+    return cast(_F, njit(inline="always", **_OPTIONS)(function))
+
+
 class Native:
     """A nogil function of one signature that Python calls; compiled on first use, kept on disk."""
 

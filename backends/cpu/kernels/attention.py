@@ -201,8 +201,8 @@ def _span(args: int, seq: int, number: int) -> Span:
 
 @helper
 def _part_bytes(args: int) -> int:
-    columns = (arg_i64(args, _VALUE_DIM) + VALUE_COLUMNS - 1) // VALUE_COLUMNS * VALUE_COLUMNS
-    return int(4 * columns + STATE_BYTES)
+    value_dim: int = arg_i64(args, _VALUE_DIM)
+    return 4 * ((value_dim + VALUE_COLUMNS - 1) // VALUE_COLUMNS * VALUE_COLUMNS) + STATE_BYTES
 
 
 @helper

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from localllm.backends.base import BLOCK_TOKENS
-from localllm.backends.cpu.kernel import helper
+from localllm.backends.cpu.kernel import helper, inlined
 from localllm.backends.cpu.kernels.attention_tiles import (
     MOST_ROWS,
     PARTITION,
@@ -117,7 +117,7 @@ def load_queries(tile: Tile, q: int, q_bytes: int, scale: float) -> None:
             store_masked_f32x8(to, i * 4, load_masked_f32x8(source, i * 4, mask) * factor, mask)
 
 
-@helper
+@inlined
 def attend_tile(tile: Tile, span: Span, skip: int, count: int, shared: int, done: int) -> None:
     """Computes `count` partitions of a span, after `skip` others, and the output if it can.
 
@@ -141,7 +141,7 @@ def attend_tile(tile: Tile, span: Span, skip: int, count: int, shared: int, done
     _write_rows(tile)
 
 
-@helper
+@inlined
 def _compute_part(tile: Tile, part: int, end_part: int, to: int) -> None:
     """Parts of all rows for partition `part`, one after the other at `to`.
 

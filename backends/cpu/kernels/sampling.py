@@ -123,10 +123,9 @@ def sample(args: int, tid: int, nthreads: int) -> None:
 def _is_adjusted(head: int, row: int) -> bool:
     """Whether the row has biases or a history."""
     biases, history = arg_i64(head, _BIAS_START), arg_i64(head, _HISTORY_START)
-    return bool(
-        scalar_load_i32(biases, row * 4) < scalar_load_i32(biases, row * 4 + 4)
-        or scalar_load_i32(history, row * 4) < scalar_load_i32(history, row * 4 + 4)
-    )
+    n_biases: int = scalar_load_i32(biases, row * 4 + 4) - scalar_load_i32(biases, row * 4)
+    n_seen: int = scalar_load_i32(history, row * 4 + 4) - scalar_load_i32(history, row * 4)
+    return n_biases > 0 or n_seen > 0
 
 
 @helper
@@ -215,7 +214,7 @@ def _draw(head: int, row: int, work: Row) -> int:
     choice = scalar_load_i32(arg_i64(head, _CHOICE), row * 4) & 0xFFFFFFFF
     index = scalar_load_i32(arg_i64(head, _INDEX), row * 4) & 0xFFFFFFFF
     u = uniform(seed, choice, index)
-    return int(find(work, work.vocab, u * kept).token)
+    return find(work, work.vocab, u * kept).token
 
 
 @helper

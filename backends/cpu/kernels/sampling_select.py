@@ -81,8 +81,8 @@ def sum_weights(row: Row) -> float:
 @helper
 def rank(logits: int, token: int) -> int:
     """0 for the largest float32 there is; logits must not be NaN or -0."""
-    bits = scalar_load_i32(logits, token * 4) + 0
-    return int(_TOP - (bits ^ ((bits >> 31) & _TOP)))
+    bits: int = scalar_load_i32(logits, token * 4) + 0
+    return _TOP - (bits ^ ((bits >> 31) & _TOP))
 
 
 @helper
