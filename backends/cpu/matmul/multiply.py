@@ -39,10 +39,9 @@ from localllm.backends.cpu.simd import (
 PANEL, PACKED, ROWS, COLS, OUT, OUT_STRIDE, ROW_KIND, BIAS = range(2, 10)
 SCRATCH, SCRATCH_BYTES, SEGMENTS, SEGMENT_START, SEGMENT_BYTES = range(10, 15)
 
-FEW = 8  # columns up to which weights are unpacked in registers
 _PANEL = 240  # columns at most
-_CLAIM_BYTES = 32768  # of weights, for few columns
-_CLAIMS = 8  # at least, for each thread
+_CLAIM_BYTES = (8192, 32768)  # of weights, at least and at most, for few columns
+_CLAIMS = 8  # for each thread, within these limits
 
 
 def inlined(function: Any) -> Any:
@@ -61,13 +60,15 @@ def multiplier(name: str) -> Kernel:
     layout = LAYOUTS[name]
     few, many = _few_columns(layout), _many_columns(layout)
     block, block_bytes = layout.block, layout.block_bytes
-    many_step = tile_shape(layout).row_blocks
+    shape = tile_shape(layout)
+    few_limit, many_step = shape.few, shape.row_blocks
 
     @kernel
     def matmul(args: int, tid: int, n: int) -> None:
         row_blocks = (arg_i64(args, ROWS) + 7) // 8
         row_bytes = (arg_i64(args, COLS) + block - 1) // block * block_bytes
-        few_step = max(1, min(_CLAIM_BYTES // row_bytes, row_blocks // (_CLAIMS * n)))
+        few_step = max(row_blocks // (_CLAIMS * n), _CLAIM_BYTES[0] // row_bytes)
+        few_step = max(1, min(few_step, _CLAIM_BYTES[1] // row_bytes))
         scratch = arg_i64(args, SCRATCH) + tid * arg_i64(args, SCRATCH_BYTES)
         segments = max(1, arg_i64(args, SEGMENTS))
         segment, before = 0, 0
@@ -75,7 +76,7 @@ def multiplier(name: str) -> Kernel:
         while True:
             start, end = _segment(args, segment)
             panels = (end - start + _PANEL - 1) // _PANEL
-            step = few_step if end - start <= FEW else many_step
+            step = few_step if end - start <= few_limit else many_step
             pieces = (row_blocks + step - 1) // step
             if item - before >= panels * pieces:
                 before += panels * pieces
@@ -85,7 +86,7 @@ def multiplier(name: str) -> Kernel:
                 continue
             weights = arg_i64(args, PACKED) + segment * arg_i64(args, SEGMENT_BYTES)
             panel, first = (item - before) // pieces, (item - before) % pieces * step
-            if end - start <= FEW:
+            if end - start <= few_limit:
                 last = min(first + step, row_blocks)
                 few(args, weights, row_bytes, first, last, start, end, scratch)
             else:

@@ -14,14 +14,15 @@ from localllm.backends.cpu.matmul.layout import FloatLayout, Layout
 
 @dataclass(frozen=True)
 class TileShape:
+    few: int  # columns up to which unpacking for each tile is faster
     lanes: int  # rows in a vector
     row_blocks: int
     columns: tuple[int, int, int]  # of the main tile, and of two for what is left; the last is 1
 
 
-_PAIRS = TileShape(8, 2, (3, 2, 1))  # int16 sums, and as many totals: 12 of 16 registers
-_WIDE = TileShape(8, 2, (6, 3, 1))
-_AVX512 = TileShape(16, 4, (6, 3, 1))
+_PAIRS = TileShape(few=8, lanes=8, row_blocks=2, columns=(3, 2, 1))  # a total beside each sum
+_WIDE = TileShape(few=4, lanes=8, row_blocks=2, columns=(6, 3, 1))
+_AVX512 = TileShape(few=4, lanes=16, row_blocks=4, columns=(6, 3, 1))
 
 
 def tile_shape(layout: Layout) -> TileShape:

@@ -87,9 +87,7 @@ class Packed:
         return block
 
     def groups(self, block: Value, unit: Value) -> Iterator[tuple[int, int, list[Value]]]:
-        unit_bytes = self.layout.block_bytes // self.layout.units
-        for ahead in range(0, unit_bytes, 64):
-            self.e.prefetch(block + unit * unit_bytes, _PREFETCH + ahead)
+        _prefetch_unit(self.e, self.layout, block, unit)
         for sub, group, quants in self.layout.unit(self.e, self.kind, block, unit):
             yield sub, sub * self.sub_k + 4 * group, [quants]
 
@@ -143,6 +141,13 @@ class Unpacked:
         per_row = {"i8": 4, "i16": 2, "i32": 1, "f32": 1}[element]
         kind, step = Vector(element, self.lanes * per_row), self.lanes * 4
         return [self.e.load(kind, address, offset + v * step) for v in range(self.vectors)]
+
+
+def _prefetch_unit(e: Emitter, layout: IntegerLayout, block: Value, unit: Value) -> None:
+    """Asks for what lies some way behind a unit in the row block."""
+    unit_bytes = layout.block_bytes // layout.units
+    for ahead in range(0, unit_bytes, 64):
+        e.prefetch(block + unit * unit_bytes, _PREFETCH + ahead)
 
 
 class FloatWeights(Protocol):
@@ -215,6 +220,7 @@ def unpacker(layout: Layout, row_blocks: int) -> Any:
             for i, factor in enumerate(layout.factors(e, block)):
                 e.store(factor, out, fields.factors + i * fields.vector)
             with e.loop(layout.units) as unit:
+                _prefetch_unit(e, layout, block, unit)
                 subs = layout.subs(kind)
                 first = out + unit * (subs * layout.groups * fields.vector)
                 for sub, group, quants in layout.unit(e, kind, block, unit):
