@@ -83,8 +83,13 @@ class AttendArgs(Arguments):
 
 
 def tile_rows(heads: int, kv_heads: int) -> int:
-    """Rows of a full tile: whole queries, each with the query heads of one KV head."""
-    per_query = heads // kv_heads
+    """Rows of a full tile: whole queries, each with the query heads of one KV head.
+
+    Raises ValueError when KV heads do not share the query heads evenly.
+    """
+    per_query, rest = divmod(heads, kv_heads)
+    if rest:
+        raise ValueError(f"{heads} query heads cannot share {kv_heads} KV heads evenly")
     return max(1, TILE_ROWS // per_query) * per_query
 
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from localllm.backends.cpu.kernels import kv
-from localllm.backends.cpu.kernels.attention_rows import PARTITION
+from localllm.backends.cpu.kernels.attention import scratch_bytes
+from localllm.backends.cpu.kernels.attention_tiles import PARTITION
 from localllm.backends.program import KVGroup, KVLayer
 from tests.backends.cpu.kernels.paged import Floats, Paged, Shape
 
@@ -118,3 +119,8 @@ def test_blocks_and_layers_do_not_overlap() -> None:
     assert kv.layer_offset(group, 0) == 0
     assert kv.layer_offset(group, 2) == sum(map(kv.kv_block_bytes, group.layers[:2]))
     assert kv.group_block_bytes(group) == sum(map(kv.kv_block_bytes, group.layers))
+
+
+def test_heads_that_cannot_be_shared_evenly_are_refused() -> None:
+    with pytest.raises(ValueError, match="9 query heads cannot share 4"):
+        scratch_bytes(9, 4, 64, 64)
