@@ -30,13 +30,8 @@ from localllm.backends.cpu.kernel import (
     kernel,
 )
 from localllm.backends.cpu.kernels.arguments import FIRST_WORD, Arguments
-from localllm.backends.cpu.kernels.attention_rows import (
-    STATE_BYTES,
-    Span,
-    Tile,
-    attend_tile,
-    load_queries,
-)
+from localllm.backends.cpu.kernels.attention_layout import STATE_BYTES, Span, Tile
+from localllm.backends.cpu.kernels.attention_rows import attend_tile, load_queries
 from localllm.backends.cpu.kernels.attention_tiles import (
     PARTITION,
     PARTITION_BLOCKS,
