@@ -40,8 +40,7 @@ PANEL, PACKED, ROWS, COLS, OUT, OUT_STRIDE, ROW_KIND, BIAS = range(2, 10)
 SCRATCH, SCRATCH_BYTES, SEGMENTS, SEGMENT_START, SEGMENT_BYTES = range(10, 15)
 
 _PANEL = 240  # columns at most
-_CLAIM_BYTES = (8192, 32768)  # of weights, at least and at most, for few columns
-_CLAIMS = 8  # for each thread, within these limits
+_CLAIM_BYTES = 8192  # of weights, at least
 
 
 def inlined(function: Any) -> Any:
@@ -61,41 +60,67 @@ def multiplier(name: str) -> Kernel:
     few, many = _few_columns(layout), _many_columns(layout)
     block, block_bytes = layout.block, layout.block_bytes
     shape = tile_shape(layout)
-    few_limit, many_step = shape.few, shape.row_blocks
+    few_limit, step = shape.few, shape.row_blocks
 
     @kernel
     def matmul(args: int, tid: int, n: int) -> None:
         row_blocks = (arg_i64(args, ROWS) + 7) // 8
         row_bytes = (arg_i64(args, COLS) + block - 1) // block * block_bytes
-        few_step = max(row_blocks // (_CLAIMS * n), _CLAIM_BYTES[0] // row_bytes)
-        few_step = max(1, min(few_step, _CLAIM_BYTES[1] // row_bytes))
+        least = _CLAIM_BYTES // row_bytes + 1
+        shares, steps = _count_shares(row_blocks, n, least), (row_blocks + step - 1) // step
         scratch = arg_i64(args, SCRATCH) + tid * arg_i64(args, SCRATCH_BYTES)
         segments = max(1, arg_i64(args, SEGMENTS))
         segment, before = 0, 0
         item = claim(args, 1)
         while True:
             start, end = _segment(args, segment)
+            is_few = end - start <= few_limit
             panels = (end - start + _PANEL - 1) // _PANEL
-            step = few_step if end - start <= few_limit else many_step
-            pieces = (row_blocks + step - 1) // step
-            if item - before >= panels * pieces:
-                before += panels * pieces
+            pieces = panels * (shares if is_few else steps)
+            if item - before >= pieces:
+                before += pieces
                 segment += 1
                 if segment == segments:
                     return
                 continue
             weights = arg_i64(args, PACKED) + segment * arg_i64(args, SEGMENT_BYTES)
-            panel, first = (item - before) // pieces, (item - before) % pieces * step
-            if end - start <= few_limit:
-                last = min(first + step, row_blocks)
+            piece = item - before
+            if is_few:
+                first, last = _share(row_blocks, n, least, piece)
                 few(args, weights, row_bytes, first, last, start, end, scratch)
             else:
-                left = start + (end - start) * panel // panels
-                right = start + (end - start) * (panel + 1) // panels
-                many(args, weights, row_bytes, first, left, right, scratch)
+                left = start + (end - start) * (piece // steps) // panels
+                right = start + (end - start) * (piece // steps + 1) // panels
+                many(args, weights, row_bytes, piece % steps * step, left, right, scratch)
             item = claim(args, 1)
 
     return matmul
+
+
+@helper
+def _share(total: Any, n: Any, least: Any, piece: Any) -> Any:
+    """Row blocks of a piece, where n threads take pieces that get smaller.
+
+    The first n share half the rows, the next n half of the rest. Long runs are read fastest; the
+    small ones at the end let all threads finish at once.
+    """
+    first, size = 0, total
+    if n > 1:
+        size = max(total // (2 * n), least)
+    while piece >= n and first < total:
+        first += n * size
+        size = max((total - first) // (2 * n), least)
+        piece -= n
+    first = min(first + piece * size, total)
+    return first, min(first + size, total)
+
+
+@helper
+def _count_shares(total: Any, n: Any, least: Any) -> Any:
+    count = 0
+    while _share(total, n, least, count)[0] < total:
+        count += 1
+    return count
 
 
 @helper
@@ -154,15 +179,15 @@ def _few_columns(layout: Layout) -> Any:
         panel = arg_i64(args, PANEL)
         blocks = (arg_i64(args, COLS) + block - 1) // block
         stride = _columns(args) * record
-        tiles = (end - start + 3) // 4
         for row_block in range(first, last):
-            at = weights + row_block * row_bytes
-            for tile in range(tiles):
-                left = start + (end - start) * tile // tiles
-                columns = start + (end - start) * (tile + 1) // tiles - left
-                x = panel + left * record
-                for column in range(columns):
-                    store_f32x8(sums, column * VECTOR, splat_f32x8(0.0))
+            at, column = weights + row_block * row_bytes, start
+            while column < end:
+                columns = end - column
+                if columns > 4:  # two tiles of about the same size
+                    columns = (columns + 1) >> 1
+                x = panel + column * record
+                for i in range(columns):
+                    store_f32x8(sums, i * VECTOR, splat_f32x8(0.0))
                 if columns == 1:
                     one(at, x, stride, sums, blocks)
                 elif columns == 2:
@@ -171,8 +196,9 @@ def _few_columns(layout: Layout) -> Any:
                     three(at, x, stride, sums, blocks)
                 else:
                     four(at, x, stride, sums, blocks)
-                for column in range(columns):
-                    _finish(args, sums + column * VECTOR, left + column, row_block)
+                for i in range(columns):
+                    _finish(args, sums + i * VECTOR, column + i, row_block)
+                column += columns
 
     return few
 

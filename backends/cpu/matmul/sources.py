@@ -18,7 +18,7 @@ from localllm.backends.cpu.matmul.layout import ROWS, VECTOR, FloatLayout, Integ
 from localllm.backends.cpu.matmul.legacy import Legacy
 from localllm.backends.cpu.simd import Vector
 
-_PREFETCH = 2048  # bytes ahead
+_PREFETCH = 4096  # bytes ahead
 RUN = 8  # k of a float block that are unrolled
 
 

@@ -9,6 +9,7 @@ blocks in order, whatever the tile.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 from localllm.backends.cpu.matmul import activations as act
@@ -26,6 +27,7 @@ from localllm.backends.cpu.matmul.sources import (
     Unpacked,
     UnpackedFloats,
 )
+from localllm.backends.cpu.matmul.sums import MemorySums, RegisterSums, Sums
 from localllm.backends.cpu.simd import Vector
 
 
@@ -50,23 +52,33 @@ class _Writer:
     def __init__(self, layout: Layout, columns: int, shape: TileShape | None) -> None:
         self.layout, self.columns, self.shape = layout, columns, shape
 
-    def __call__(self, e: Emitter, weights: Value, *rest: Value) -> None:
+    def __call__(
+        self, e: Emitter, weights: Value, x: Value, stride: Value, sums: Value, blocks: Value
+    ) -> None:
+        tile = self._tile(e)
+        memory = MemorySums(e, sums, tile.f32, len(tile.vectors))
+        running: Sums = memory if self.shape else RegisterSums(memory, self.columns)
+        with e.loop(blocks) as index:
+            tile.add_block(weights, index, x, stride, running)
+        running.close()
+
+    def _tile(self, e: Emitter) -> _Tile:
         layout, shape = self.layout, self.shape
         if isinstance(layout, FloatLayout):
             floats: FloatWeights = PackedFloats(e, layout)
             if shape:
                 floats = UnpackedFloats(e, layout, shape.row_blocks, shape.lanes)
-            _FloatTile(e, floats, self.columns).write(weights, *rest)
-        else:
-            assert isinstance(layout, IntegerLayout)
-            source: BlockSource = Packed(e, layout, dots())
-            if shape:
-                source = Unpacked(e, layout, dots(), shape.row_blocks, shape.lanes)
-            tile = _KQuantTile if isinstance(layout, KQuant) else _LegacyTile
-            tile(e, layout, source, self.columns).write(weights, *rest)
+            return _FloatTile(e, floats, self.columns)
+        assert isinstance(layout, IntegerLayout)
+        source: BlockSource = Packed(e, layout, dots())
+        if shape:
+            source = Unpacked(e, layout, dots(), shape.row_blocks, shape.lanes)
+        return (_KQuantTile if isinstance(layout, KQuant) else _LegacyTile)(
+            e, layout, source, self.columns
+        )
 
 
-class _Tile:
+class _Tile(ABC):
     def __init__(self, e: Emitter, vectors: int, lanes: int, columns: int) -> None:
         self.e = e
         self.columns = range(columns)
@@ -74,19 +86,16 @@ class _Tile:
         self.lanes = lanes
         self.f32, self.i32 = Vector("f32", lanes), Vector("i32", lanes)
 
+    @abstractmethod
+    def add_block(
+        self, weights: Value, index: Value, activations: Value, stride: Value, sums: Sums
+    ) -> None:
+        """Adds block `index` of k."""
+
     def zeros(self, kind: Vector) -> list[list[Variable]]:
         """Variables [column][vector]."""
         zero = self.e.splat(kind, 0)
         return [[self.e.variable(zero) for _ in self.vectors] for _ in self.columns]
-
-    def load_sum(self, sums: Value, column: int, vector: int) -> Value:
-        return self.e.load(self.f32, sums, self._sum_at(column, vector))
-
-    def store_sum(self, value: Value, sums: Value, column: int, vector: int) -> None:
-        self.e.store(value, sums, self._sum_at(column, vector))
-
-    def _sum_at(self, column: int, vector: int) -> int:
-        return (column * len(self.vectors) + vector) * self.lanes * 4
 
 
 class _IntegerTile(_Tile):
@@ -147,23 +156,20 @@ class _Chain:
 
 
 class _KQuantTile(_IntegerTile):
-    def write(
-        self, weights: Value, activations: Value, stride: Value, sums: Value, blocks: Value
+    def add_block(
+        self, weights: Value, index: Value, activations: Value, stride: Value, sums: Sums
     ) -> None:
-        with self.e.loop(blocks) as index:
-            block, x = self.source.block(weights, index), activations + index * stride
-            totals = self.totals(block, x)
-            pairs = [self.source.pair(block, i) for i in range(self.layout.n_pairs)]
-            factors = self.source.factors(block)
-            for column in self.columns:
-                scale = self.e.broadcast(self.f32, x, column * self.record + act.SCALE)
-                offsets = self._offsets(pairs, x, column)
-                for v in self.vectors:
-                    total, offset = totals[column][v], offsets[v]
-                    of_rows = [factor[v] for factor in factors]
-                    value = self.layout.combine(self.e, total, offset, of_rows)
-                    value = self.e.fma(scale, value, self.load_sum(sums, column, v))
-                    self.store_sum(value, sums, column, v)
+        block, x = self.source.block(weights, index), activations + index * stride
+        totals = self.totals(block, x)
+        pairs = [self.source.pair(block, i) for i in range(self.layout.n_pairs)]
+        factors = self.source.factors(block)
+        for column in self.columns:
+            scale = self.e.broadcast(self.f32, x, column * self.record + act.SCALE)
+            offsets = self._offsets(pairs, x, column)
+            for v in self.vectors:
+                of_rows = [factor[v] for factor in factors]
+                value = self.layout.combine(self.e, totals[column][v], offsets[v], of_rows)
+                sums.set(column, v, self.e.fma(scale, value, sums.get(column, v)))
 
     def _offsets(self, pairs: list[list[Value]], x: Value, column: int) -> list[Value]:
         """Sum over pairs * sums of activations, for each vector."""
@@ -180,21 +186,19 @@ class _KQuantTile(_IntegerTile):
 
 
 class _LegacyTile(_IntegerTile):
-    def write(
-        self, weights: Value, activations: Value, stride: Value, sums: Value, blocks: Value
+    def add_block(
+        self, weights: Value, index: Value, activations: Value, stride: Value, sums: Sums
     ) -> None:
-        with self.e.loop(blocks) as index:
-            in_record = index & (act.CHUNK // 32 - 1)
-            record = activations + (index >> 3) * stride
-            block = self.source.block(weights, index)
-            totals = self.totals(block, record + in_record * 32)
-            factors = self.source.factors(block)
-            for column in self.columns:
-                x = record + (in_record * 4 + column * self.record)
-                self._finish(totals[column], factors, x, sums, column)
+        record, part = activations + (index >> 3) * stride, index & 7
+        block = self.source.block(weights, index)
+        totals = self.totals(block, record + part * 32)
+        factors = self.source.factors(block)
+        for column in self.columns:
+            x = record + (part * 4 + column * self.record)
+            self._finish(totals[column], factors, x, sums, column)
 
     def _finish(
-        self, totals: list[Value], factors: list[list[Value]], x: Value, sums: Value, column: int
+        self, totals: list[Value], factors: list[list[Value]], x: Value, sums: Sums, column: int
     ) -> None:
         """Adds one block's product of one column."""
         e = self.e
@@ -203,12 +207,10 @@ class _LegacyTile(_IntegerTile):
             excess = e.broadcast(self.i32, x, act.SUMS) << self.layout.offset_bits
             totals = [total - excess for total in totals]
         for v in self.vectors:
-            value = e.fma(
-                factors[0][v] * scale, e.to_f32(totals[v]), self.load_sum(sums, column, v)
-            )
+            value = e.fma(factors[0][v] * scale, e.to_f32(totals[v]), sums.get(column, v))
             if len(factors) == 2:
                 value = e.fma(factors[1][v], e.broadcast(self.f32, x, act.SCALED_SUMS), value)
-            self.store_sum(value, sums, column, v)
+            sums.set(column, v, value)
 
 
 class _FloatTile(_Tile):
@@ -216,23 +218,21 @@ class _FloatTile(_Tile):
         super().__init__(e, source.vectors, source.lanes, columns)
         self.source = source
 
-    def write(
-        self, weights: Value, activations: Value, stride: Value, sums: Value, blocks: Value
+    def add_block(
+        self, weights: Value, index: Value, activations: Value, stride: Value, sums: Sums
     ) -> None:
         e = self.e
-        with e.loop(blocks) as index:
-            record = activations + (index >> 3) * stride + (index & 7) * 128
-            partial = self.zeros(self.f32)
-            with e.loop(32 // RUN) as run:
-                at, x = self.source.at(weights, index, run), record + run * (RUN * 4)
-                for k in range(RUN):
-                    vectors = self.source.load(at, k)
-                    for column in self.columns:
-                        one = e.broadcast(self.f32, x, column * act.RECORD_BYTES["f32"] + 4 * k)
-                        for v in self.vectors:
-                            part = partial[column][v]
-                            part.set(e.fma(vectors[v], one, part.get()))
-            for column in self.columns:
-                for v in self.vectors:
-                    total = self.load_sum(sums, column, v) + partial[column][v].get()
-                    self.store_sum(total, sums, column, v)
+        record = activations + (index >> 3) * stride + (index & 7) * 128
+        products = self.zeros(self.f32)
+        with e.loop(32 // RUN) as run:
+            at, x = self.source.at(weights, index, run), record + run * (RUN * 4)
+            for k in range(RUN):
+                vectors = self.source.load(at, k)
+                for column in self.columns:
+                    one = e.broadcast(self.f32, x, column * act.RECORD_BYTES["f32"] + 4 * k)
+                    for v in self.vectors:
+                        product = products[column][v]
+                        product.set(e.fma(vectors[v], one, product.get()))
+        for column in self.columns:
+            for v in self.vectors:
+                sums.set(column, v, sums.get(column, v) + products[column][v].get())
