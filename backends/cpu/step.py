@@ -14,6 +14,7 @@ from localllm.backends.cpu import kernel as k
 from localllm.backends.cpu.builder import FLOAT_BYTES, Operand
 from localllm.backends.cpu.lower import Lowered
 from localllm.backends.cpu.memory import aligned_bytes, round_up
+from localllm.backends.cpu.plan import Call
 from localllm.backends.cpu.tape import ROW_WORDS, SYNC_BYTES
 from localllm.backends.cpu.workers import Workers
 from localllm.backends.program import FloatArray
@@ -91,8 +92,8 @@ class CpuStep:
             first = last
         return results
 
-    def profile(self, batch: Batch) -> list[tuple[str, int]]:
-        """Runs the batch one call at a time; returns each call's kernel and nanoseconds."""
+    def profile(self, batch: Batch) -> list[tuple[Call, int]]:
+        """Runs the batch one call at a time; returns the calls and their nanoseconds."""
         self._prepare(batch)
         in_turn = self._table.copy()
         in_turn[:, 2] = np.arange(-1, len(in_turn) - 1)
@@ -100,8 +101,8 @@ class CpuStep:
         begin = time.perf_counter_ns()
         self._workers.start(in_turn, self._sync, 0, len(in_turn), batch.ids.size, stamps)
         self._workers.join()
-        names = [call.kernel.name for call in self._lowered.builder.plan.calls]
-        return list(zip(names, np.diff(stamps, prepend=begin).tolist(), strict=True))
+        calls = self._lowered.builder.plan.calls
+        return list(zip(calls, np.diff(stamps, prepend=begin).tolist(), strict=True))
 
     def _view(self, operand: Operand, rows: int) -> FloatArray:
         start = operand.buffer.offset

@@ -50,6 +50,13 @@ def bench(
         int, typer.Option(min=1, metavar="N", help="Sequences to write together; speeds add up.")
     ] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    breakdown: Annotated[
+        bool,
+        typer.Option(
+            "--breakdown",
+            help="Instead, show where the time of one step of each goes (CPU backend).",
+        ),
+    ] = False,
     debug: Debug = False,
 ) -> None:
     """Measure how many tokens a second the engine reads (prefill) and writes (decode)."""
@@ -61,6 +68,11 @@ def bench(
         )
         path = find_model(model)
         log_to_stderr(debug)
+        if breakdown:
+            from localllm.cli.breakdown import breakdown as break_down
+
+            print(break_down(path, threads, isa, work))
+            return
         config = EngineConfig(
             model=path,
             backend=backend.value,

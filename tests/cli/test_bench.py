@@ -38,3 +38,19 @@ def test_text() -> None:
     assert "40 tokens" in lines[1]
     assert "4 tokens at depth 0" in lines[2]
     assert all("tokens/s" in line for line in lines[1:])
+
+
+def test_breakdown() -> None:
+    """Of the CPU backend, with the floor that the machine's own speed sets."""
+    command = [sys.executable, "-m", "localllm", "bench", str(MODEL), "--breakdown"]
+    command += ["--prompt-tokens", "24", "--depth", "40", "--batch", "2", "--threads", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    prefill, decode = done.stdout.split("\nDecode at depth 40, 2 sequences together: ")
+    assert "Prefill of 24 tokens: " in prefill
+    for text in (prefill, decode):
+        rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line[:1] == "|"]
+        cells = {row[0]: row[1:] for row in rows[2:]}
+        assert {"matmul Q4_1", "attention", "quantize", "norm", "sampling", "all"} <= set(cells)
+        calls = [int(row[0]) for kind, row in cells.items() if kind != "all"]
+        assert sum(calls) == int(cells["all"][0])
+        assert cells["matmul Q4_1"][4].endswith(("(reads)", "(products)"))
