@@ -27,12 +27,14 @@ from localllm.backends.cpu.kernel import (
     row_count,
 )
 from localllm.backends.cpu.simd import (
-    absolute,
+    as_f32x8,
+    as_i32x8,
+    extract,
     i32_to_i8,
     lanes_below,
     load_f32x8,
     load_masked_f32x8,
-    max_f32,
+    max_i32,
     maximum,
     round_to_i32,
     scalar_load_i32,
@@ -41,6 +43,7 @@ from localllm.backends.cpu.simd import (
     scalar_store_i16,
     scalar_store_i32,
     splat_f32x8,
+    splat_i32x8,
     store_f32x8,
     store_i8x8,
     sum_i32,
@@ -57,11 +60,14 @@ _TINY = np.float32(1e-30)  # 127 / x stays finite
 
 @helper
 def _largest(x: Any, count: Any) -> Any:
-    """max |x| over `count` floats, a multiple of 8."""
-    largest = splat_f32x8(0.0)
+    """max |x| over `count` floats, a multiple of 8; NaN if one of them is.
+
+    Compared as integers, positive floats keep their order, and NaN is above all of them.
+    """
+    largest, magnitude = splat_i32x8(0), splat_i32x8(0x7FFFFFFF)
     for k in range(0, count, 8):
-        largest = maximum(largest, absolute(load_f32x8(x, 4 * k)))
-    return max_f32(largest)
+        largest = maximum(largest, as_i32x8(load_f32x8(x, 4 * k)) & magnitude)
+    return extract(as_f32x8(splat_i32x8(max_i32(largest))), 0)
 
 
 @helper
@@ -77,7 +83,7 @@ def _quantize16(x: Any, inverse: Any, out: Any) -> Any:
 
 @helper
 def _inverse(largest: Any) -> Any:
-    """What maps -largest..largest to -127..127."""
+    """What maps -largest..largest to -127..127; 0 where that is not possible."""
     if largest > _TINY:
         return np.float32(127.0) / largest
     return np.float32(0.0)

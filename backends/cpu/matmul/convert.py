@@ -1,4 +1,8 @@
-"""Formats without kernels are converted, when a model is loaded, to one that has them."""
+"""Formats without kernels are converted, when a model is loaded, to one that has them.
+
+Q8_0 keeps all of them but for 1e-6 to 3e-5 of the weights' energy, a hundredth of what 4 bits
+lose; five bits would lose 1e-3.
+"""
 
 from __future__ import annotations
 

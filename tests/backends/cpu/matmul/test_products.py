@@ -161,6 +161,19 @@ def test_rows_without_size(kind: TensorType) -> None:
     assert np.all(np.isfinite(matrix(np.full((3, cols), 1e-40, np.float32))))
 
 
+@every_format
+def test_a_row_that_is_not_finite_stays_so_and_harms_no_other(kind: TensorType) -> None:
+    cols = columns(kind, 2)
+    matrix = Matrix(kind, [random_weights(kind, 8, cols)], cols)
+    x = random_rows(4, cols)
+    good = matrix(x)
+    for bad in (np.nan, np.inf):
+        x[1, 3], x[3, -1] = bad, -bad
+        found = matrix(x)
+        assert not np.any(np.isfinite(found[[1, 3]]))
+        assert np.array_equal(found[[0, 2]], good[[0, 2]])
+
+
 @pytest.mark.parametrize("kind", [k for k in FORMATS if k not in K_QUANTS], ids=lambda k: k.name)
 def test_real_widths_that_are_no_multiple_of_256(kind: TensorType) -> None:
     for cols in (96, 576, 640, 960):
