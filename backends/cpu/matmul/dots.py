@@ -11,7 +11,7 @@ from typing import Protocol
 from localllm.backends.cpu import target
 from localllm.backends.cpu.matmul.emit import Emitter, Value
 from localllm.backends.cpu.simd import Vector
-from localllm.backends.cpu.simd.dot import dot2_i16_ir, dot2_u8i8_ir, dot4_u8i8_ir
+from localllm.backends.cpu.simd.dot import dot2_i16, dot2_u8i8, dot4_u8i8
 
 
 class Dots(Protocol):
@@ -36,7 +36,7 @@ class PairSums:
         return (scale & 0xFFFF) | (scale << 16)
 
     def add(self, e: Emitter, chain: Value | None, weights: Value, activations: Value) -> Value:
-        sums = Value(e.b, dot2_u8i8_ir(e.b, weights.ir, activations.ir))
+        sums = Value(e.b, dot2_u8i8(e.b, weights.ir, activations.ir))
         return sums if chain is None else chain + sums
 
     def flush(self, e: Emitter, total: Value, chain: Value, scale: Value | int) -> Value:
@@ -56,7 +56,7 @@ class FourWay:
     def add(self, e: Emitter, chain: Value | None, weights: Value, activations: Value) -> Value:
         if chain is None:
             chain = e.splat(Vector("i32", weights.lanes // 4), 0)
-        return Value(e.b, dot4_u8i8_ir(e.b, chain.ir, weights.ir, activations.ir))
+        return Value(e.b, dot4_u8i8(e.b, chain.ir, weights.ir, activations.ir))
 
     def flush(self, e: Emitter, total: Value, chain: Value, scale: Value | int) -> Value:
         return total + chain * scale
@@ -69,4 +69,4 @@ def dots() -> Dots:
 
 def dot_pairs(e: Emitter, x: Value, y: Value) -> Value:
     """i16 lanes to half as many i32: products, neighbours added."""
-    return Value(e.b, dot2_i16_ir(e.b, x.ir, y.ir))
+    return Value(e.b, dot2_i16(e.b, x.ir, y.ir))

@@ -18,8 +18,6 @@ from localllm.backends.cpu.simd.vector import (
     I32,
     Vector,
     f32x8,
-    i8x32,
-    i16x16,
     i32x8,
     intrinsic,
     lanes,
@@ -89,7 +87,6 @@ def _splatter(kind: Vector, scalar: Any) -> Any:
 
 
 splat_f32x8, splat_i32x8 = _splatter(f32x8, types.float32), _splatter(i32x8, types.int32)
-splat_i16x16, splat_i8x32 = _splatter(i16x16, types.int16), _splatter(i8x32, types.int8)
 
 
 def _shifter(name: str) -> Any:
@@ -186,16 +183,6 @@ def mask_bits(typingctx: Any, mask: Any) -> Any:
 
 
 @intrinsic
-def lane_numbers(typingctx: Any) -> Any:
-    """0, 1, ... 7 as i32x8."""
-
-    def build(context: Any, b: Any, sig: Any, args: Any) -> Any:
-        return ir.Constant(i32x8.ir, list(range(8)))
-
-    return i32x8(), build
-
-
-@intrinsic
 def extract(typingctx: Any, vector: Any, lane: Any) -> Any:
     """One lane of an f32x8 or i32x8 as a scalar."""
 
@@ -230,5 +217,4 @@ def _larger(compare: str, symbol: str) -> Callable[[Any, Any, Any], Any]:
 sum_f32 = _reducer(lambda b, x, y: b.fadd(x, y), f32x8, types.float32)
 sum_i32 = _reducer(lambda b, x, y: b.add(x, y), i32x8, types.int32)
 max_f32 = _reducer(_larger("fcmp_ordered", ">"), f32x8, types.float32)
-min_f32 = _reducer(_larger("fcmp_ordered", "<"), f32x8, types.float32)
 max_i32 = _reducer(_larger("icmp_signed", ">"), i32x8, types.int32)

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from numba import types
-
 from localllm.backends.cpu import target
 from localllm.backends.cpu.simd.vector import (
     ELEMENTS,
@@ -20,10 +18,7 @@ from localllm.backends.cpu.simd.vector import (
     f16x8,
     f32x8,
     i8x8,
-    i8x16,
-    i8x32,
     i16x8,
-    i16x16,
     i32x8,
     intrinsic,
     with_element,
@@ -44,11 +39,8 @@ def _converter(source: Vector, result: Vector, instruction: str) -> Any:
 
 
 i32_to_f32 = _converter(i32x8, f32x8, "sitofp")
-f32_to_i32 = _converter(f32x8, i32x8, "fptosi")  # towards zero
-i8_to_i32, u8_to_i32 = _converter(i8x8, i32x8, "sext"), _converter(i8x8, i32x8, "zext")
-i8_to_i16, u8_to_i16 = _converter(i8x16, i16x16, "sext"), _converter(i8x16, i16x16, "zext")
-i16_to_i32, u16_to_i32 = _converter(i16x8, i32x8, "sext"), _converter(i16x8, i32x8, "zext")
-i32_to_i8, i32_to_i16 = _converter(i32x8, i8x8, "trunc"), _converter(i32x8, i16x8, "trunc")
+i16_to_i32 = _converter(i16x8, i32x8, "sext")
+i32_to_i8 = _converter(i32x8, i8x8, "trunc")
 
 
 def _caster(result: Vector) -> Any:
@@ -63,8 +55,7 @@ def _caster(result: Vector) -> Any:
 
 
 # The same bits, seen as another type of the same size.
-as_i8x32, as_i16x16, as_i32x8, as_f32x8 = map(_caster, (i8x32, i16x16, i32x8, f32x8))
-as_i16x8, as_f16x8 = _caster(i16x8), _caster(f16x8)
+as_i16x8, as_i32x8, as_f32x8 = _caster(i16x8), _caster(i32x8), _caster(f32x8)
 
 
 @intrinsic
@@ -81,16 +72,6 @@ def f32_to_f16(typingctx: Any, x: Any) -> Any:
         return b.bitcast(f32_to_f16_bits(b, args[0]), f16x8.ir)
 
     return f16x8(f32x8), build
-
-
-@intrinsic
-def scalar_f16_bits(typingctx: Any, x: Any) -> Any:
-    """A float32 rounded to float16, as the 16 bits of a uint16."""
-
-    def build(context: Any, b: Any, sig: Any, args: Any) -> Any:
-        return f32_to_f16_bits(b, context.cast(b, args[0], sig.args[0], types.float32))
-
-    return types.uint16(x), build
 
 
 @intrinsic

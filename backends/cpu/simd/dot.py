@@ -1,7 +1,7 @@
 """Integer dot products of neighbouring lanes, the heart of quantized matmuls.
 
-The operations on pairs leave it to the caller that no sum overflows the result's element.
-The `_ir` functions build IR for any number of lanes; `b` is the IR builder.
+These build IR, for any number of lanes that the target has; `b` is the IR builder. The caller
+sees to it that no sum overflows the result's element.
 """
 
 from __future__ import annotations
@@ -11,38 +11,10 @@ from typing import Any
 import llvmlite.ir as ir
 
 from localllm.backends.cpu import target
-from localllm.backends.cpu.simd.vector import (
-    ELEMENTS,
-    call,
-    i8x32,
-    i16x16,
-    i32x8,
-    intrinsic,
-    lanes,
-)
+from localllm.backends.cpu.simd.vector import ELEMENTS, call, lanes
 
 
-@intrinsic
-def dot2_u8i8(typingctx: Any, x: Any, y: Any) -> Any:
-    """i16[l] = u8(x[2l]) * y[2l] + u8(x[2l+1]) * y[2l+1]."""
-
-    def build(context: Any, b: Any, sig: Any, args: Any) -> Any:
-        return dot2_u8i8_ir(b, *args)
-
-    return i16x16(i8x32, i8x32), build
-
-
-@intrinsic
-def dot2_i16(typingctx: Any, x: Any, y: Any) -> Any:
-    """i32[l] = x[2l] * y[2l] + x[2l+1] * y[2l+1]."""
-
-    def build(context: Any, b: Any, sig: Any, args: Any) -> Any:
-        return dot2_i16_ir(b, *args)
-
-    return i32x8(i16x16, i16x16), build
-
-
-def dot2_u8i8_ir(b: Any, x: Any, y: Any) -> Any:
+def dot2_u8i8(b: Any, x: Any, y: Any) -> Any:
     """i8 lanes, x unsigned and y signed, to half as many i16."""
     result = _vector("i16", x.type.count // 2)
     if target.current() != "scalar":
@@ -52,7 +24,7 @@ def dot2_u8i8_ir(b: Any, x: Any, y: Any) -> Any:
     return _add_pairs(b, b.mul(b.zext(x, wide), b.sext(y, wide)))
 
 
-def dot2_i16_ir(b: Any, x: Any, y: Any) -> Any:
+def dot2_i16(b: Any, x: Any, y: Any) -> Any:
     """i16 lanes to half as many i32."""
     result = _vector("i32", x.type.count // 2)
     if target.current() != "scalar":
@@ -62,7 +34,7 @@ def dot2_i16_ir(b: Any, x: Any, y: Any) -> Any:
     return _add_pairs(b, b.mul(b.sext(x, wide), b.sext(y, wide)))
 
 
-def dot4_u8i8_ir(b: Any, total: Any, x: Any, y: Any) -> Any:
+def dot4_u8i8(b: Any, total: Any, x: Any, y: Any) -> Any:
     """total + the sums of four products of i8 lanes, x unsigned and y signed; needs isa vnni."""
     n = total.type.count
     words = [b.bitcast(v, total.type) for v in (x, y)]

@@ -18,10 +18,6 @@ from localllm.backends.cpu.simd.vector import (
     f16x8,
     f32x8,
     i8x8,
-    i8x16,
-    i8x32,
-    i16x8,
-    i16x16,
     i32x8,
     intrinsic,
     mask8,
@@ -53,32 +49,20 @@ def _storer(kind: Vector) -> Any:
     return store
 
 
-def _broadcaster(element: Any, kind: Vector) -> Any:
-    """Loads one `element` and repeats its bytes over the whole vector."""
-
-    @intrinsic
-    def broadcast(typingctx: Any, address: Any, offset: Any) -> Any:
-        def build(context: Any, b: Any, sig: Any, args: Any) -> Any:
-            one = b.load(pointer(context, b, sig, args, element), align=1, typ=element)
-            return b.bitcast(splat_ir(b, one, 8), kind.ir)
-
-        return kind(address, offset), build
-
-    return broadcast
-
-
-load_i8x8, load_i8x16, load_i8x32 = _loader(i8x8), _loader(i8x16), _loader(i8x32)
-load_i16x8, load_i16x16, load_i32x8 = _loader(i16x8), _loader(i16x16), _loader(i32x8)
-load_f16x8, load_f32x8 = _loader(f16x8), _loader(f32x8)
-
-store_i8x8, store_i8x16, store_i8x32 = _storer(i8x8), _storer(i8x16), _storer(i8x32)
-store_i16x8, store_i16x16, store_i32x8 = _storer(i16x8), _storer(i16x16), _storer(i32x8)
+load_i32x8, load_f16x8, load_f32x8 = _loader(i32x8), _loader(f16x8), _loader(f32x8)
+store_i8x8, store_i32x8 = _storer(i8x8), _storer(i32x8)
 store_f16x8, store_f32x8 = _storer(f16x8), _storer(f32x8)
 
-broadcast_i8x32 = _broadcaster(I32, i8x32)  # four bytes, eight times
-broadcast_i16x16 = _broadcaster(I32, i16x16)  # two int16, eight times
-broadcast_i32x8 = _broadcaster(I32, i32x8)
-broadcast_f32x8 = _broadcaster(ELEMENTS["f32"], f32x8)
+
+@intrinsic
+def broadcast_f32x8(typingctx: Any, address: Any, offset: Any) -> Any:
+    """One float32, in every lane."""
+
+    def build(context: Any, b: Any, sig: Any, args: Any) -> Any:
+        at = pointer(context, b, sig, args, ELEMENTS["f32"])
+        return splat_ir(b, b.load(at, align=1, typ=ELEMENTS["f32"]), f32x8.n)
+
+    return f32x8(address, offset), build
 
 
 def _scalar_loader(element: str, kind: Any) -> Any:
