@@ -119,8 +119,9 @@ class LLM:
     ) -> list[Generation]:
         """Answers to all prompts, in their order, computed together.
 
-        A prompt is a text or a list of token ids; a text gets the model's BOS. `params` are for all
-        prompts or one for each.
+        A prompt is a text or a list of token ids; a text gets the model's BOS, and the names of
+        control tokens in it are these tokens, so that a prompt can be a rendered chat. `params` are
+        for all prompts or one for each.
         """
         token_ids = [self._token_ids(prompt) for prompt in _as_list(prompts)]
         answers = [
@@ -144,9 +145,13 @@ class LLM:
         self._run([(request, reader)])
         return np.concatenate(reader.parts)
 
-    def tokenize(self, text: str, add_special: bool = True) -> list[int]:
-        """`add_special`: with the BOS (and EOS) that the model wants."""
-        return self._tokenizer.encode(text, add_special)
+    def tokenize(
+        self, text: str, add_special: bool = True, parse_special: bool = False
+    ) -> list[int]:
+        """`add_special`: with the BOS (and EOS) that the model wants. `parse_special`: names of
+        control tokens in the text become these tokens, as in the prompts of `generate`.
+        """
+        return self._tokenizer.encode(text, add_special, parse_special)
 
     def detokenize(self, token_ids: Sequence[int]) -> str:
         return self._tokenizer.decode(token_ids)
@@ -168,7 +173,7 @@ class LLM:
 
     def _token_ids(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
-            return self._tokenizer.encode(prompt)
+            return self._tokenizer.encode(prompt, parse_special=True)
         return [int(token) for token in prompt]
 
     def _request(

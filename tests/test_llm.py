@@ -24,6 +24,7 @@ from localllm.errors import (
     RequestError,
     UnsupportedArchitectureError,
 )
+from localllm.text.tokenizer import load_tokenizer
 from tests.engine.processes import PATIENCE, TINY_MODEL, engine_processes, is_gone, wait_until
 from tests.helpers import SHARED, architecture_cases
 
@@ -35,6 +36,21 @@ OUTSIDE = SamplingParams(logit_bias={128: 1.0})
 def llm() -> Iterator[LLM]:
     with LLM(TINY_MODEL, backend="reference") as llm:
         yield llm
+
+
+def test_control_tokens_are_parsed_in_prompts_and_on_request(llm: LLM) -> None:
+    text = _a_control_token()
+    assert len(llm.tokenize(text, add_special=False, parse_special=True)) == 1
+    assert len(llm.tokenize(text, add_special=False)) > 1
+    (answer,) = llm.generate(text, GREEDY)
+    assert answer.prompt_token_ids == llm.tokenize(text, parse_special=True)
+
+
+def _a_control_token() -> str:
+    tokenizer = load_tokenizer(TINY_MODEL)
+    return next(
+        tokenizer.token_text(i) for i in range(tokenizer.vocab_size) if tokenizer.is_control(i)
+    )
 
 
 def test_prompts_of_every_kind_are_answered_in_order(llm: LLM) -> None:
