@@ -9,6 +9,8 @@ from pathlib import Path
 
 from localllm.errors import RequestError
 
+LEAST_CTX_SIZE = 16  # tokens: one block of the KV cache
+
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
@@ -28,10 +30,14 @@ class EngineConfig:
     prefix_cache: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("threads", "ctx_size", "max_num_seqs", "max_num_batched_tokens"):
+        for name in ("threads", "max_num_seqs", "max_num_batched_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise RequestError(f"{name} must be at least 1, not {value}", param=name)
+        if self.ctx_size is not None and self.ctx_size < LEAST_CTX_SIZE:
+            raise RequestError(
+                f"ctx_size must be at least {LEAST_CTX_SIZE}, not {self.ctx_size}", param="ctx_size"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

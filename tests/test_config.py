@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from localllm.config import EngineConfig, parse_size
+from localllm.backends.base import BLOCK_TOKENS
+from localllm.config import LEAST_CTX_SIZE, EngineConfig, parse_size
 from localllm.errors import RequestError
 
 
@@ -35,8 +36,16 @@ def test_what_is_no_size_is_refused_by_name(text: str | int) -> None:
     assert caught.value.param == "kv_cache_memory"
 
 
-@pytest.mark.parametrize("name", ["threads", "ctx_size", "max_num_seqs", "max_num_batched_tokens"])
+@pytest.mark.parametrize("name", ["threads", "max_num_seqs", "max_num_batched_tokens"])
 def test_counts_below_one_are_refused_by_name(name: str) -> None:
     with pytest.raises(RequestError, match=f"{name} must be at least 1, not 0") as caught:
         EngineConfig(model=Path("m.gguf"), **{name: 0})  # type: ignore[arg-type]
     assert caught.value.param == name
+
+
+@pytest.mark.parametrize("size", [-1, 0, 1, LEAST_CTX_SIZE - 1])
+def test_a_context_smaller_than_a_block_is_refused(size: int) -> None:
+    with pytest.raises(RequestError, match=f"ctx_size must be at least 16, not {size}") as caught:
+        EngineConfig(model=Path("m.gguf"), ctx_size=size)
+    assert caught.value.param == "ctx_size"
+    assert EngineConfig(model=Path("m.gguf"), ctx_size=LEAST_CTX_SIZE).ctx_size == BLOCK_TOKENS
