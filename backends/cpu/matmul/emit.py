@@ -145,6 +145,15 @@ class Emitter:
     def fma(self, x: Value, y: Value, z: Value) -> Value:
         return Value(self.b, overloaded(self.b, "llvm.fma", x.ir, y.ir, z.ir))
 
+    def quotient_up(self, x: Value, divisor: int) -> Value:
+        """Of a 64-bit integer and a power of two."""
+        return (x + (divisor - 1)) >> (divisor.bit_length() - 1)
+
+    def minimum(self, x: Value, limit: int) -> Value:
+        """Of signed 64-bit integers."""
+        other = ir.Constant(I64, limit)
+        return Value(self.b, self.b.select(self.b.icmp_signed("<", x.ir, other), x.ir, other))
+
     def variable(self, initial: Value) -> Variable:
         return Variable(self.b, initial)
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,6 +30,7 @@ from localllm.backends.cpu.matmul.emit import Emitter, Value
 from localllm.backends.cpu.matmul.five_bits import FIVE_BIT_UNIT, five_bit_quant, five_bits
 from localllm.backends.cpu.matmul.layout import IntegerLayout
 from localllm.backends.cpu.simd import (
+    i8x8,
     i8x16,
     i8x32,
     i16x8,
@@ -50,22 +50,28 @@ _SCALES = 32  # offsets in packed Q4_K and Q5_K blocks
 _QUANTS = 128
 
 
-@dataclass(frozen=True)
-class Header:
-    """What a block's sub-blocks have beside their quants."""
-
-    scales: list[Value]  # one i32 for each row, for each sub-block
-    pairs: list[Value]  # i16[row][2], one for each pair of activation sums
-
-
 class KQuant(IntegerLayout):
+    """Units of two sub-blocks."""
+
     block = 256
     activation = "q8_256"
     n_pairs: int
     sums: int  # offset of the activation sums that meet the pairs
 
+    def subs(self, dots: Dots) -> int:
+        return 2
+
     @abstractmethod
-    def header(self, e: Emitter, block: Value) -> Header: ...
+    def head(self, e: Emitter, block: Value, buffer: Value) -> Value:
+        """Address from which scales and pairs are read; may unpack them to a buffer first."""
+
+    @abstractmethod
+    def scale(self, e: Emitter, head: Value, unit: Value, sub: int) -> Value:
+        """Integer scale of a sub-block, one i32 for each row."""
+
+    @abstractmethod
+    def pair(self, e: Emitter, head: Value, index: int) -> Value:
+        """i16[row][2], multiplied with a pair of activation sums."""
 
     @abstractmethod
     def combine(self, e: Emitter, total: Value, pairs: Value, factors: list[Value]) -> Value:
@@ -84,16 +90,19 @@ class SixBitScales(KQuant):
     n_pairs = 4
     sums = SUMS32
 
-    def subs(self, dots: Dots) -> int:
-        return 2
-
-    def header(self, e: Emitter, block: Value) -> Header:
+    def head(self, e: Emitter, block: Value, buffer: Value) -> Value:
+        """Unpacks four vectors from three: scales[sub-block][row], then pairs of minima."""
         stored = [e.load(i8x32, block, _SCALES + 32 * i) for i in range(3)]
         fourth = (stored[0] >> 6) | ((stored[1] >> 6) << 2) | ((stored[2] >> 6) << 4)
-        v0, v1, v2, v3 = *(v & 63 for v in stored), fourth
-        scales = [e.zero_extend(e.lanes(v, 8 * i, 8), "i32") for v in (v0, v1) for i in range(4)]
-        pairs = [e.zero_extend(e.lanes(v, 16 * i, 16), "i16") for v in (v2, v3) for i in range(2)]
-        return Header(scales, pairs)
+        for i, vector in enumerate([*(v & 63 for v in stored), fourth]):
+            e.store(vector, buffer, 32 * i)
+        return buffer
+
+    def scale(self, e: Emitter, head: Value, unit: Value, sub: int) -> Value:
+        return e.zero_extend(e.load(i8x8, head + unit * 16, 8 * sub), "i32")
+
+    def pair(self, e: Emitter, head: Value, index: int) -> Value:
+        return e.zero_extend(e.load(i8x16, head, 64 + 16 * index), "i16")
 
     def factors(self, e: Emitter, block: Value) -> list[Value]:
         return [e.to_f32(e.load(i16x8, block, 0)), e.to_f32(e.load(i16x8, block, 16))]
@@ -250,7 +259,7 @@ class Q6K(KQuant):
     name = "Q6_K"
     block_bytes = 1680
     file_block_bytes = 210
-    units = 16
+    units = 8
     groups = 4
     chain = 2  # 63 * 127 * 2 * 2 = 32004
     n_factors = 1
@@ -260,20 +269,23 @@ class Q6K(KQuant):
     def unit(
         self, e: Emitter, dots: Dots, block: Value, unit: Value
     ) -> Iterator[tuple[int, int, Value]]:
-        at = block + unit * 96
-        first, second, upper = (e.load(i8x32, at, 144 + 32 * i) for i in range(3))
-        yield 0, 0, (first & 15) | ((upper << 4) & 48)
-        yield 0, 1, (first >> 4) | ((upper << 2) & 48)
-        yield 0, 2, (second & 15) | (upper & 48)
-        yield 0, 3, (second >> 4) | ((upper >> 2) & 48)
+        for sub in range(2):
+            at = block + (unit * 2 + sub) * 96
+            first, second, upper = (e.load(i8x32, at, 144 + 32 * i) for i in range(3))
+            yield sub, 0, (first & 15) | ((upper << 4) & 48)
+            yield sub, 1, (first >> 4) | ((upper << 2) & 48)
+            yield sub, 2, (second & 15) | (upper & 48)
+            yield sub, 3, (second >> 4) | ((upper >> 2) & 48)
 
-    def header(self, e: Emitter, block: Value) -> Header:
-        pairs = [e.sign_extend(e.load(i8x16, block, 16 + 16 * j), "i16") for j in range(8)]
-        scales = []
-        for pair in pairs:
-            both = e.cast(pair, i32x8)
-            scales += [(both << 16).shift_right_signed(16), both.shift_right_signed(16)]
-        return Header(scales, pairs)
+    def head(self, e: Emitter, block: Value, buffer: Value) -> Value:
+        return block + 16
+
+    def scale(self, e: Emitter, head: Value, unit: Value, sub: int) -> Value:
+        both = e.cast(e.sign_extend(e.load(i8x16, head + unit * 16), "i16"), i32x8)
+        return (both if sub else both << 16).shift_right_signed(16)
+
+    def pair(self, e: Emitter, head: Value, index: int) -> Value:
+        return e.sign_extend(e.load(i8x16, head, 16 * index), "i16")
 
     def factors(self, e: Emitter, block: Value) -> list[Value]:
         return [e.to_f32(e.load(i16x8, block, 0))]

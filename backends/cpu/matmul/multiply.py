@@ -26,6 +26,7 @@ from localllm.backends.cpu.matmul.shape import tile_shape
 from localllm.backends.cpu.matmul.sources import unpacked_bytes, unpacker
 from localllm.backends.cpu.matmul.tiles import packed_tile, unpacked_tile
 from localllm.backends.cpu.simd import (
+    inline,
     lanes_below,
     load_f32x8,
     load_masked_f32x8,
@@ -141,7 +142,7 @@ def _segment(args: Any, segment: Any) -> Any:
     return 0, _columns(args)
 
 
-@helper
+@inline
 def _finish(args: Any, sums: Any, column: Any, row_block: Any) -> None:
     """Adds the bias to eight sums and stores those that are rows of the matrix."""
     row = 8 * row_block

@@ -16,10 +16,12 @@ from localllm.backends.cpu.matmul.emit import Emitter, Value, routine
 from localllm.backends.cpu.matmul.k_quants import KQuant
 from localllm.backends.cpu.matmul.layout import ROWS, VECTOR, FloatLayout, IntegerLayout, Layout
 from localllm.backends.cpu.matmul.legacy import Legacy
-from localllm.backends.cpu.simd import Vector
+from localllm.backends.cpu.simd import Vector, i32x8
+
+RUN = 8  # k of a float block that are unrolled
 
 _PREFETCH = 4096  # bytes ahead
-RUN = 8  # k of a float block that are unrolled
+_HEAD_BYTES = 128  # the most that `KQuant.head` unpacks
 
 
 @dataclass(frozen=True)
@@ -76,14 +78,13 @@ class Packed:
         self.units = layout.units
         self.subs, self.sub_k = layout.subs(kind), layout.sub_k(kind)
         self.unit_k = self.subs * self.sub_k
-        self.fields = Fields.of(layout, kind, 1)
-        if isinstance(layout, KQuant):
-            self.header = e.buffer(self.fields.factors)
+        self.buffer = e.buffer(_HEAD_BYTES)
+        self.head = self.buffer
 
     def block(self, weights: Value, index: Value) -> Value:
         block = weights + index * self.layout.block_bytes
         if isinstance(self.layout, KQuant):
-            _store_header(self.e, self.layout, self.kind, self.fields, block, self.header)
+            self.head = self.layout.head(self.e, block, self.buffer)
         return block
 
     def groups(self, block: Value, unit: Value) -> Iterator[tuple[int, int, list[Value]]]:
@@ -92,13 +93,14 @@ class Packed:
             yield sub, sub * self.sub_k + 4 * group, [quants]
 
     def scale(self, block: Value, unit: Value, sub: int) -> list[Value] | int:
-        if isinstance(self.layout, Legacy):
-            return self.layout.scales[sub]
-        first = self.header + unit * (self.subs * VECTOR)
-        return [self.e.load(Vector("i32", 8), first, sub * VECTOR)]
+        if isinstance(self.layout, KQuant):
+            return [self.kind.scale(self.layout.scale(self.e, self.head, unit, sub))]
+        assert isinstance(self.layout, Legacy)
+        return self.layout.scales[sub]
 
     def pair(self, block: Value, index: int) -> list[Value]:
-        return [self.e.load(Vector("i16", 16), self.header, self.fields.pairs + index * VECTOR)]
+        assert isinstance(self.layout, KQuant)
+        return [self.layout.pair(self.e, self.head, index)]
 
     def factors(self, block: Value) -> list[list[Value]]:
         return [[factor] for factor in self.layout.factors(self.e, block)]
@@ -213,10 +215,11 @@ def unpacker(layout: Layout, row_blocks: int) -> Any:
         assert isinstance(layout, IntegerLayout)
         kind = dots()
         fields = Fields.of(layout, kind, row_blocks)
+        buffer = e.buffer(_HEAD_BYTES)
         with e.loop(blocks) as index:
             block = packed + index * layout.block_bytes
             out = scratch + index * fields.size
-            _store_header(e, layout, kind, fields, block, out)
+            _write_head(e, layout, kind, fields, block, buffer, out)
             for i, factor in enumerate(layout.factors(e, block)):
                 e.store(factor, out, fields.factors + i * fields.vector)
             with e.loop(layout.units) as unit:
@@ -238,18 +241,25 @@ def unpacker(layout: Layout, row_blocks: int) -> Any:
     return routine(3, write_quants if isinstance(layout, IntegerLayout) else write_floats)
 
 
-def _store_header(
-    e: Emitter, layout: IntegerLayout, kind: Dots, fields: Fields, block: Value, out: Value
+def _write_head(
+    e: Emitter,
+    layout: IntegerLayout,
+    kind: Dots,
+    fields: Fields,
+    block: Value,
+    buffer: Value,
+    out: Value,
 ) -> None:
-    """Scales and pairs, of a format that has them."""
+    """Scales and pairs of a block, where its format has them."""
     if isinstance(layout, KQuant):
-        header = layout.header(e, block)
-        for i, pair in enumerate(header.pairs):
-            e.store(pair, out, fields.pairs + i * fields.vector)
-        scales = header.scales
+        head = layout.head(e, block, buffer)
+        with e.loop(layout.units) as unit:
+            to = out + unit * (2 * fields.vector)
+            for sub in range(2):
+                scale = kind.scale(layout.scale(e, head, unit, sub))
+                e.store(scale, to, sub * fields.vector)
+        for i in range(layout.n_pairs):
+            e.store(layout.pair(e, head, i), out, fields.pairs + i * fields.vector)
     elif isinstance(layout, Legacy) and fields.pairs:
-        scales = [e.splat(Vector("i32", ROWS), scale) for scale in layout.scales]
-    else:
-        return
-    for i, scale in enumerate(scales):
-        e.store(kind.scale(scale), out, i * fields.vector)
+        for sub, constant in enumerate(layout.scales):
+            e.store(kind.scale(e.splat(i32x8, constant)), out, sub * fields.vector)

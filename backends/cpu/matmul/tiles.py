@@ -58,8 +58,11 @@ class _Writer:
         tile = self._tile(e)
         memory = MemorySums(e, sums, tile.f32, len(tile.vectors))
         running: Sums = memory if self.shape else RegisterSums(memory, self.columns)
-        with e.loop(blocks) as index:
-            tile.add_block(weights, index, x, stride, running)
+        in_chunk = act.CHUNK // self.layout.block
+        with e.loop(1 if self.shape else e.quotient_up(blocks, in_chunk)) as chunk:
+            record, first = x + chunk * stride, chunk * in_chunk
+            with e.loop(1 if in_chunk == 1 else e.minimum(blocks - first, in_chunk)) as part:
+                tile.add_block(weights, first + part, record, part, running)
         running.close()
 
     def _tile(self, e: Emitter) -> _Tile:
@@ -88,9 +91,9 @@ class _Tile(ABC):
 
     @abstractmethod
     def add_block(
-        self, weights: Value, index: Value, activations: Value, stride: Value, sums: Sums
+        self, weights: Value, index: Value, record: Value, part: Value, sums: Sums
     ) -> None:
-        """Adds block `index` of k."""
+        """Adds block `index` of k, whose activations are the record's `part`-th block."""
 
     def zeros(self, kind: Vector) -> list[list[Variable]]:
         """Variables [column][vector]."""
@@ -157,15 +160,15 @@ class _Chain:
 
 class _KQuantTile(_IntegerTile):
     def add_block(
-        self, weights: Value, index: Value, activations: Value, stride: Value, sums: Sums
+        self, weights: Value, index: Value, record: Value, part: Value, sums: Sums
     ) -> None:
-        block, x = self.source.block(weights, index), activations + index * stride
-        totals = self.totals(block, x)
+        block = self.source.block(weights, index)
+        totals = self.totals(block, record)
         pairs = [self.source.pair(block, i) for i in range(self.layout.n_pairs)]
         factors = self.source.factors(block)
         for column in self.columns:
-            scale = self.e.broadcast(self.f32, x, column * self.record + act.SCALE)
-            offsets = self._offsets(pairs, x, column)
+            scale = self.e.broadcast(self.f32, record, column * self.record + act.SCALE)
+            offsets = self._offsets(pairs, record, column)
             for v in self.vectors:
                 of_rows = [factor[v] for factor in factors]
                 value = self.layout.combine(self.e, totals[column][v], offsets[v], of_rows)
@@ -187,9 +190,8 @@ class _KQuantTile(_IntegerTile):
 
 class _LegacyTile(_IntegerTile):
     def add_block(
-        self, weights: Value, index: Value, activations: Value, stride: Value, sums: Sums
+        self, weights: Value, index: Value, record: Value, part: Value, sums: Sums
     ) -> None:
-        record, part = activations + (index >> 3) * stride, index & 7
         block = self.source.block(weights, index)
         totals = self.totals(block, record + part * 32)
         factors = self.source.factors(block)
@@ -219,13 +221,12 @@ class _FloatTile(_Tile):
         self.source = source
 
     def add_block(
-        self, weights: Value, index: Value, activations: Value, stride: Value, sums: Sums
+        self, weights: Value, index: Value, record: Value, part: Value, sums: Sums
     ) -> None:
-        e = self.e
-        record = activations + (index >> 3) * stride + (index & 7) * 128
+        e, first = self.e, record + part * 128
         products = self.zeros(self.f32)
         with e.loop(32 // RUN) as run:
-            at, x = self.source.at(weights, index, run), record + run * (RUN * 4)
+            at, x = self.source.at(weights, index, run), first + run * (RUN * 4)
             for k in range(RUN):
                 vectors = self.source.load(at, k)
                 for column in self.columns:
