@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 
 from localllm.errors import RequestError
 
@@ -40,7 +42,8 @@ class SamplingParams:
     def __post_init__(self) -> None:
         stop: object = self.stop  # one string is as good as a tuple of one
         object.__setattr__(self, "stop", (stop,) if isinstance(stop, str) else tuple(self.stop))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        self._check_integers()
+        self._check_logit_bias()
         self._check_range("temperature", 0.0, 100.0)
         self._check_range("top_p", 0.0, 1.0, open_low=True)
         self._check_range("min_p", 0.0, 1.0)
@@ -59,14 +62,45 @@ class SamplingParams:
             raise RequestError("seed must be between 0 and 2**64 - 1", param="seed")
         if any(not s for s in self.stop):
             raise RequestError("stop strings must not be empty", param="stop")
-        if any(not math.isfinite(b) for b in self.logit_bias.values()):
-            raise RequestError("logit_bias values must be finite", param="logit_bias")
+
+    def _check_integers(self) -> None:
+        for name in ("top_k", "n", "max_tokens", "seed"):
+            value = getattr(self, name)
+            if not _is_integer(value) and not (value is None and name in ("max_tokens", "seed")):
+                raise RequestError(f"{name} must be an integer, not {value!r}", param=name)
+        given: object = self.stop_token_ids
+        ids = tuple(given) if isinstance(given, Iterable) else (None,)
+        if not all(_is_integer(token) and token >= 0 for token in ids):
+            raise RequestError(
+                "stop_token_ids must be token ids, integers of 0 or more", param="stop_token_ids"
+            )
+        object.__setattr__(self, "stop_token_ids", ids)
+
+    def _check_logit_bias(self) -> None:
+        bias: object = self.logit_bias
+        if not isinstance(bias, Mapping) or not all(
+            _is_integer(token) and _is_real(value) and math.isfinite(value)
+            for token, value in bias.items()
+        ):
+            raise RequestError(
+                "logit_bias must map integer token ids to finite numbers", param="logit_bias"
+            )
 
     def _check_range(self, name: str, low: float, high: float, *, open_low: bool = False) -> None:
         value = getattr(self, name)
+        if not _is_real(value):
+            raise RequestError(f"{name} must be a number, not {value!r}", param=name)
         inside = (low < value if open_low else low <= value) and value <= high
         if not inside:  # also catches NaN
             bracket = "(" if open_low else "["
             raise RequestError(
                 f"{name} must be in {bracket}{low:g}, {high:g}], not {value}", param=name
             )
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _is_real(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
