@@ -113,6 +113,11 @@ class AsyncEngineClient:
         """Warmed up, alive, and its heart beats: a request submitted now will be worked on."""
         return self._supervisor.healthy
 
+    @property
+    def failed(self) -> str | None:
+        """Why there is no engine and will not be one again; None while there may be."""
+        return self._supervisor.failed
+
     async def start(self) -> Ready:
         """Returns when the engine is warmed up; ModelError when it cannot be."""
         self._loop = asyncio.get_running_loop()

@@ -82,6 +82,11 @@ class Supervisor:
         patience = self._hang_seconds if self._open else _IDLE_SECONDS
         return self._writer is not None and self.heartbeat_age < patience
 
+    @property
+    def failed(self) -> str | None:
+        """Why there is no engine and will not be one again; None while there may be."""
+        return None if self._failure is None else str(self._failure)
+
     def start(self) -> None:
         self._thread.start()
 
@@ -200,7 +205,7 @@ class Supervisor:
             len(self._crashes) == _MOST_CRASHES
             and self._crashes[-1] - self._crashes[0] < _CRASH_SECONDS
         ):
-            return EngineError(f"{death}, the third time within a minute")
+            return EngineError(f"{death}, the third time within a minute; it is not started again")
         return None
 
 

@@ -21,6 +21,10 @@ class EngineLike(Protocol):
     def healthy(self) -> bool:
         """Warmed up, alive, and its heart beats: a request submitted now will be worked on."""
 
+    @property
+    def failed(self) -> str | None:
+        """Why there is no engine and will not be one again; None while there may be."""
+
     async def start(self) -> Ready:
         """Returns when warmed up; ModelError when the model cannot be served."""
 

@@ -121,9 +121,13 @@ class Service:
             return "failed"
         if self._model is None:
             return "loading"
+        if self.engine.failed is not None:
+            return "failed"
         return "ok" if self.engine.healthy else "unavailable"
 
     def _detail(self) -> str:
+        if self._status() == "failed" and self._model is not None:
+            return f"{self.engine.failed}. Restart the server"
         return _DETAILS[self._status()]
 
 

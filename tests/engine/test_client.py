@@ -129,7 +129,9 @@ def test_after_three_crashes_in_a_minute_it_gives_up(client: EngineClient) -> No
         engine_processes()[0].kill()
         wait_until(lambda: not client._supervisor.healthy)
     wait_until(lambda: not client._supervisor._thread.is_alive())
-    with pytest.raises(EngineError, match="third time within a minute"):
+    why = "third time within a minute; it is not started again"
+    assert why in (client._supervisor.failed or "")
+    with pytest.raises(EngineError, match=why):
         client.submit(long_request("a"), SimpleQueue())
     assert not engine_processes()
 
@@ -249,6 +251,7 @@ def test_from_an_event_loop() -> None:
             async for _ in last:
                 pass
         assert not _is_healthy(client)
+        assert client.failed == "The engine is closed"
         await client.close()
 
     asyncio.run(asyncio.wait_for(scenario(), 2 * PATIENCE))

@@ -32,6 +32,7 @@ class FakeEngine:
         self._eos = tokenizer.eos_id
         self.ready: Ready | None = None
         self.healthy = False
+        self.failed: str | None = None
         self.preemptions = 0
         self.cached_tokens = 0
         self.hold_after: int | None = None

@@ -190,6 +190,17 @@ async def test_engine_that_does_not_answer(client: httpx.AsyncClient, engine: Fa
     assert (health.status_code, health.json()["status"]) == (503, "unavailable")
 
 
+async def test_engine_that_is_down_for_good(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    engine.healthy, engine.failed = False, "The engine crashed too often"
+    answer = await client.post(CHAT, json={"messages": HELLO})
+    assert answer.status_code == 503
+    assert error_of(answer)["code"] == "engine_unavailable"
+    assert error_of(answer)["message"] == "The engine crashed too often. Restart the server"
+    health = await client.get("/health")
+    assert (health.status_code, health.json()["status"]) == (503, "failed")
+    assert health.json()["detail"] == error_of(answer)["message"]
+
+
 @pytest.mark.parametrize("n", [1, 2])
 async def test_engine_that_fails(client: httpx.AsyncClient, engine: FakeEngine, n: int) -> None:
     engine.fail("The engine died")
