@@ -14,7 +14,7 @@ MAX_BODY_BYTES = 16 * 2**20
 
 def create_app(service: Service, max_body_bytes: int = MAX_BODY_BYTES) -> FastAPI:
     """Routes over `service`, which the caller loads and closes."""
-    app = FastAPI(title="localllm", version=VERSION)
+    app = FastAPI(title="localllm", version=VERSION, docs_url=None, redoc_url=None)
     app.state.service = service
     for routes in (generate, tokens, about):
         app.include_router(routes.router)

@@ -67,3 +67,16 @@ async def test_page(client: httpx.AsyncClient) -> None:
 async def test_openapi_names_every_endpoint(client: httpx.AsyncClient) -> None:
     paths = (await client.get("/openapi.json")).raise_for_status().json()["paths"]
     assert {"/v1/chat/completions", "/v1/completions", "/tokenize", "/health"} <= paths.keys()
+
+
+@pytest.mark.parametrize("path", ["/health", "/models", "/v1/models"])
+async def test_head_answers_as_get(client: httpx.AsyncClient, path: str) -> None:
+    assert (await client.head(path)).status_code == 200
+
+
+async def test_no_page_depends_on_other_hosts(client: httpx.AsyncClient) -> None:
+    """The usual ones for the schema do; the schema itself is served."""
+    for path in ("/docs", "/redoc"):
+        assert (await client.get(path)).status_code == 404
+    schema = (await client.get("/openapi.json")).raise_for_status().json()
+    assert "/v1/models" in schema["paths"]

@@ -28,6 +28,8 @@ _PAGE_HEADERS = {
 }
 
 
+@router.head("/models", include_in_schema=False)
+@router.head("/v1/models", include_in_schema=False)
 @router.get("/models", responses=ERRORS, include_in_schema=False)
 @router.get("/v1/models", responses=ERRORS)
 async def list_models(service: ServiceDep, model: ModelDep) -> ModelList:
@@ -46,6 +48,7 @@ async def get_model(model_id: str, service: ServiceDep, model: ModelDep) -> Resp
     return JSONResponse(_card(service, model).model_dump())
 
 
+@router.head("/health", include_in_schema=False)
 @router.get("/health", responses={503: {"model": Health}})
 async def health(service: ServiceDep, response: Response) -> Health:
     """200 when a request would be worked on now, else 503; the body says more either way."""
