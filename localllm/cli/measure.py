@@ -74,8 +74,13 @@ class Meter:
         )
         last = max(sequences, key=lambda times: times[0])
         began, ended = last[0], last[work.gen_tokens]
-        if self._engine.stats.preemptions > preempted or min(t[-1] for t in sequences) < ended:
+        if self._engine.stats.preemptions > preempted:
             raise EngineError(f"{work.batch} sequences did not run at once: too little KV memory")
+        if min(times[-1] for times in sequences) < ended:
+            raise EngineError(
+                f"{work.batch} sequences did not run at once: the first ended too early "
+                f"({work.gen_tokens} tokens to write are too few, or KV memory is too little)"
+            )
         return work.batch * work.gen_tokens / (ended - began)
 
     async def _token_times(self, prompt_tokens: int, max_tokens: int) -> list[float]:

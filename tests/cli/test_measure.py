@@ -105,6 +105,14 @@ async def test_sequences_that_do_not_run_together_are_no_measurement(
         await Meter(SteppingEngine(monkeypatch, at_once=2), 50).decode(work)
 
 
+async def test_answers_too_short_to_overlap_are_told_as_such(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    work = Workload(prompt_tokens=1, gen_tokens=1, batch=9)  # more than the spare steps allow for
+    with pytest.raises(EngineError, match="1 tokens to write are too few"):
+        await Meter(SteppingEngine(monkeypatch), 50).decode(work)
+
+
 async def test_prompts_are_the_same_in_every_run(monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = []
     for _ in range(2):
