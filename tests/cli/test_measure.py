@@ -21,6 +21,7 @@ class SteppingEngine:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, at_once: int = 100) -> None:
         self.ready: Ready | None = None
         self.healthy = True
+        self.failed: str | None = None
         self.preemptions = 0
         self.submitted: list[Submit] = []
         self._at_once = at_once
