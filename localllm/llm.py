@@ -174,6 +174,8 @@ class LLM:
     def _token_ids(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
             return self._tokenizer.encode(prompt, parse_special=True)
+        if not _is_list(prompt) or not all(_is_token(item) for item in prompt):
+            raise RequestError("a prompt is a text or a list of integer token ids", param="prompts")
         return [int(token) for token in prompt]
 
     def _request(
@@ -268,9 +270,23 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """A list of integers is one prompt."""
     if isinstance(prompts, str):
         return [prompts]
-    if len(prompts) and all(isinstance(item, Integral) for item in prompts):
+    if not _is_list(prompts):
+        kind = type(prompts).__name__
+        raise RequestError(f"prompts are texts or lists of token ids, not {kind}", param="prompts")
+    if len(prompts) and all(_is_token(item) for item in prompts):
         return [cast(Sequence[int], prompts)]
     return list(cast(Sequence[Prompt], prompts))
+
+
+def _is_list(value: object) -> bool:
+    """Arrays are as good as lists; bytes are no list of token ids."""
+    if isinstance(value, np.ndarray):
+        return value.ndim > 0
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
+
+
+def _is_token(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def _params_of_each(
@@ -280,6 +296,8 @@ def _params_of_each(
     if params is None or isinstance(params, SamplingParams):
         each = [params or SamplingParams()] * n_prompts
     else:
+        if not _is_list(params) or not all(isinstance(p, SamplingParams) for p in params):
+            raise RequestError("params must be SamplingParams, or a list of them", param="params")
         each = list(params)
     if len(each) != n_prompts:
         raise RequestError(f"{len(each)} params for {n_prompts} prompts", param="params")

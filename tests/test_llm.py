@@ -161,6 +161,32 @@ def test_a_bad_request_is_refused_and_leaves_nothing_behind(
     assert (llm.stats.running, llm.stats.waiting) == (0, 0)
 
 
+@pytest.mark.parametrize(
+    "prompts",
+    [
+        *([1.5], [[1.5]], [[True]], [1, "a"], [["a"]], np.array([1.0]), np.array(3)),
+        *(b"abc", [b"abc"], {"prompt": "a"}, [{"a": 1}], None, 7),
+    ],
+)
+def test_what_is_no_prompt_is_refused_by_name(llm: LLM, prompts: Any) -> None:
+    with pytest.raises(RequestError, match="token ids") as caught:
+        llm.generate(prompts, GREEDY)
+    assert caught.value.param == "prompts"
+
+
+@pytest.mark.parametrize("params", [{"n": 1}, [{"n": 1}], "greedy", 3, [None]])
+def test_what_are_no_params_is_refused_by_name(llm: LLM, params: Any) -> None:
+    with pytest.raises(RequestError, match="must be SamplingParams") as caught:
+        llm.generate(["a"], params)
+    assert caught.value.param == "params"
+
+
+def test_arrays_of_token_ids_are_prompts(llm: LLM) -> None:
+    rows = np.array([[1, 2], [3, 4]], dtype=np.uint16)
+    answers = llm.generate(rows, GREEDY)  # type: ignore[arg-type]
+    assert [answer.prompt_token_ids for answer in answers] == [[1, 2], [3, 4]]
+
+
 def test_several_threads_may_ask_at_once(llm: LLM) -> None:
     expected = [llm.generate(f"Text {i}", GREEDY)[0].token_ids for i in range(4)]
     found: dict[int, Sequence[int]] = {}
