@@ -80,10 +80,16 @@ def kv_budget(memory: MemoryInfo, workspace: int, asked: int | None) -> int:
     """Bytes for the KV cache, with the weights in memory and `workspace` bytes still to come.
 
     Without a wish: half of what is then available, less a reserve for the rest of the machine
-    (which shrinks where there is hardly more than that). A wish that does not fit raises
-    InsufficientMemoryError.
+    (which shrinks where there is hardly more than that). A wish or a workspace that does not fit
+    raises InsufficientMemoryError.
     """
-    left = max(0, memory.available - workspace)
+    left = memory.available - workspace
+    if left < 0:
+        raise InsufficientMemoryError(
+            f"The buffers of a step need {megabytes(workspace)}; {megabytes(memory.available)} of "
+            f"{megabytes(memory.total)} are available beside the weights. They take less with a "
+            "smaller max_num_batched_tokens or max_num_seqs"
+        )
     if asked is None:
         reserve = min(max(memory.total // 16, _SMALLEST_RESERVE), _LARGEST_RESERVE)
         return (left - min(reserve, left // 2)) // 2

@@ -91,7 +91,14 @@ def test_half_of_what_is_left_beside_the_reserve() -> None:
     memory = MemoryInfo(total=16 * GB, available=9 * GB)
     assert kv_budget(memory, workspace=GB, asked=None) == (8 * GB - GB) // 2
     assert kv_budget(MemoryInfo(16 * GB, GB), workspace=0, asked=None) == GB // 4
-    assert kv_budget(MemoryInfo(16 * GB, GB), workspace=2 * GB, asked=None) == 0
+    assert kv_budget(MemoryInfo(16 * GB, GB), workspace=GB, asked=None) == 0
+
+
+@pytest.mark.parametrize("asked", [None, 1000])
+def test_buffers_beyond_the_memory_are_refused_with_what_decides_them(asked: int | None) -> None:
+    says = r"step need 2,000 MB; 1,000 MB of 16,000 MB .* max_num_batched_tokens or max_num_seqs"
+    with pytest.raises(InsufficientMemoryError, match=says):
+        kv_budget(MemoryInfo(16 * GB, GB), workspace=2 * GB, asked=asked)
 
 
 def test_a_wish_is_granted_or_refused_with_numbers() -> None:
