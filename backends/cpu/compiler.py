@@ -7,8 +7,11 @@ input and answers with a line.
 
 from __future__ import annotations
 
+import ctypes
 import logging
+import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -20,6 +23,7 @@ from localllm.backends.cpu import cache, target
 from localllm.backends.cpu.kernel import Kernel, Native, find
 
 _KERNELS_PER_PROCESS = 3  # for fewer, starting a process costs more than it saves
+_PR_SET_PDEATHSIG = 1
 _log = logging.getLogger(__name__)
 
 
@@ -59,10 +63,16 @@ class _Compilation:
 
     def _feed(self) -> None:
         """Runs one helper process until no kernel is left. What it fails at stays undone."""
-        command = [sys.executable, "-m", __name__, target.current(), str(cache.directory())]
+        command = [sys.executable, "-P", "-m", __name__, target.current(), str(cache.directory())]
         pipe = subprocess.PIPE
         try:
-            with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as helper:
+            with subprocess.Popen(
+                command,
+                stdin=pipe,
+                stdout=pipe,
+                text=True,
+                start_new_session=True,  # a terminal's Ctrl-C is for the parent
+            ) as helper:
                 assert helper.stdin is not None
                 assert helper.stdout is not None
                 while kernel := self._next():
@@ -87,12 +97,18 @@ class _Compilation:
 
 
 def _help(isa: str, directory: str) -> None:
-    """A helper's life."""
+    """A helper's life. It ends with the parent: at once on Linux, else after a kernel."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     target.use(isa)
     cache.use_directory(Path(directory))
     for line in sys.stdin:
         find(line).compile()
-        print("compiled", flush=True)
+        try:
+            print("compiled", flush=True)
+        except BrokenPipeError:
+            os._exit(0)  # a normal end would try to print it again
 
 
 if __name__ == "__main__":

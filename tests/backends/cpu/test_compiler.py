@@ -4,8 +4,11 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 SCRIPT = """
 import json, sys
@@ -24,8 +27,14 @@ print(json.dumps([ready, [k.is_ready() for k in kernels], all(k.address for k in
 
 
 def run(cache: Path, *arguments: str) -> list[Any]:
+    answer, _ = run_in_full(cache, *arguments)
+    return answer
+
+
+def run_in_full(cache: Path, *arguments: str, flags: Sequence[str] = ()) -> tuple[list[Any], str]:
+    """What the script prints, and its standard error."""
     result = subprocess.run(
-        [sys.executable, "-c", SCRIPT, *arguments],
+        [sys.executable, *flags, "-c", SCRIPT, *arguments],
         env={**os.environ, "LOCALLLM_CACHE": str(cache)},
         capture_output=True,
         text=True,
@@ -33,7 +42,7 @@ def run(cache: Path, *arguments: str) -> list[Any]:
         timeout=300,
     )
     answer: list[Any] = json.loads(result.stdout)
-    return answer
+    return answer, result.stderr
 
 
 def test_helpers_compile_what_is_missing(tmp_path: Path) -> None:
@@ -47,7 +56,40 @@ def test_helpers_compile_what_is_missing(tmp_path: Path) -> None:
     assert (before, after, usable, lines) == ([True] * 6, [True] * 6, True, [])
 
 
+def test_helpers_are_not_misled_by_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "localllm.py").write_text("raise RuntimeError('from the current folder')")
+    monkeypatch.chdir(tmp_path)
+    *_, stderr = run_in_full(tmp_path / "cache", flags=["-P"])
+    assert stderr == ""
+
+
 def test_without_helpers_the_process_compiles_alone(tmp_path: Path) -> None:
     before, after, usable, lines = run(tmp_path, "broken")
     assert (before, after, usable) == ([False] * 6, [True] * 6, True)
     assert lines[-1] == "compiled 6 of 6 kernels"
+
+
+def test_a_helper_whose_parent_is_gone_says_nothing(tmp_path: Path) -> None:
+    """Nobody reads its answer; the line that tells it what to compile is still there."""
+    script = (
+        "from localllm.backends.cpu import target\n"
+        "from localllm.backends.cpu.kernels import elementwise\n"
+        "print(target.current()); print(elementwise.add().origin.to_json())"
+    )
+    isa, kernel = subprocess.check_output(
+        [sys.executable, "-c", script], text=True, timeout=300
+    ).splitlines()
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "wb") as nowhere:
+        result = subprocess.run(
+            [sys.executable, "-m", "localllm.backends.cpu.compiler", isa, str(tmp_path)],
+            input=kernel + "\n",
+            stdout=nowhere,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=300,
+        )
+    assert (result.returncode, result.stderr) == (0, "")
