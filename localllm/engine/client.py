@@ -122,7 +122,9 @@ class AsyncEngineClient:
         """Returns when the engine is warmed up; ModelError when it cannot be."""
         self._loop = asyncio.get_running_loop()
         self._supervisor.start()
-        return await asyncio.shield(asyncio.wrap_future(self._supervisor.first_ready))
+        ready = asyncio.wrap_future(self._supervisor.first_ready)
+        ready.add_done_callback(_look_at)  # by then, who started it may have given up
+        return await asyncio.shield(ready)
 
     def submit(self, request: Submit) -> AsyncIterator[SequenceNews]:
         """News up to the one with a finish reason; the iterator raises EngineError on an error.
@@ -153,6 +155,12 @@ class AsyncEngineClient:
             self._streams[one.sequence_id].put(one)
             if one.finish_reason:
                 del self._streams[one.sequence_id]
+
+
+def _look_at(ready: asyncio.Future[Ready]) -> None:
+    """Keeps asyncio from reporting an error that nobody awaits any more."""
+    if not ready.cancelled():
+        ready.exception()
 
 
 class _Stream(AsyncIterator[SequenceNews]):

@@ -61,6 +61,7 @@ def start_process(config: EngineConfig) -> EngineProcess:
             stdout=_stderr(),
             pass_fds=[theirs.fileno()],
             env=_environment(),
+            start_new_session=True,  # a terminal's Ctrl-C is for the parent
         )
         connection: Connection[Any, Any] = Connection(ours.detach())
     connection.send(config)

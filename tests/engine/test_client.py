@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
@@ -299,3 +300,28 @@ def test_closing_while_it_loads() -> None:
 
     asyncio.run(asyncio.wait_for(scenario(), PATIENCE))
     assert not engine_processes()
+
+
+def test_giving_up_on_the_start_is_no_error() -> None:
+    reports: list[object] = []
+
+    async def scenario() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: reports.append(context))
+        client = AsyncEngineClient(config())
+        starting = asyncio.create_task(client.start())
+        await asyncio.sleep(0)
+        starting.cancel()
+        await client.close()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        await asyncio.sleep(0)
+        gc.collect()
+
+    asyncio.run(asyncio.wait_for(scenario(), PATIENCE))
+    assert not reports
+
+
+@pytest.mark.usefixtures("client")
+def test_a_signal_to_the_parents_group_does_not_reach_the_engine() -> None:
+    (process,) = engine_processes()
+    assert os.getpgid(process.pid) != os.getpgid(0)
