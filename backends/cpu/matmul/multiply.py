@@ -57,6 +57,7 @@ def scratch_bytes(layout: Layout) -> int:
 
 @kernel_factory
 def multiplier(name: str) -> Kernel:
+    """out[column] = weights @ panel[column] + bias; see `lower_linear.MatmulArgs`."""
     layout = LAYOUTS[name]
     few, many = _few_columns(layout), _many_columns(layout)
     block, block_bytes = layout.block, layout.block_bytes
