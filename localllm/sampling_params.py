@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from numbers import Integral, Real
 
 from localllm.errors import RequestError
+from localllm.grammar import GrammarSpec, ThinkingBudget
 
 GREEDY_TEMPERATURE = 0.0
 MAX_SEED = 2**64 - 1
@@ -22,6 +23,7 @@ class SamplingParams:
     token after bias and penalties. `top_k` 0 and `top_p` 1 are off.
     `repetition_penalty` looks at prompt and output, `presence_penalty` and `frequency_penalty`
     at the output alone. `seed` None draws one at admission. `stop` strings are cut from the text.
+    `grammar` and `thinking_budget` restrict the tokens that may be drawn at all.
     """
 
     temperature: float = 1.0
@@ -38,6 +40,8 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    grammar: GrammarSpec | None = None
+    thinking_budget: ThinkingBudget | None = None
 
     def __post_init__(self) -> None:
         stop: object = self.stop  # one string is as good as a tuple of one
