@@ -24,6 +24,7 @@ class BlockPool:
         self._by_key: dict[BlockKey, int] = {}
         self._blank: list[int] = []  # free, touched, content of no use
         self._cached: OrderedDict[int, None] = OrderedDict()  # free, in order of release
+        self.evictions = 0  # blocks with known content that were taken for something else
         self._touched = 0  # blocks from here on are free and were never used
 
     @property
@@ -77,6 +78,7 @@ class BlockPool:
             assert key is not None
             del self._by_key[key]
             self._keys[block] = None
+            self.evictions += 1
             return block
         if not untouched:
             raise LookupError("the block pool is exhausted")

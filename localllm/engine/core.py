@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 
 from localllm.engine.admission import Admission
-from localllm.engine.messages import EngineStats, Ready, StepResults, Submit
+from localllm.engine.messages import EngineStats, Ready, SequenceNews, StepResults, Submit
+from localllm.engine.meter import StepMeter
 from localllm.engine.runner import Runner
 from localllm.engine.scheduler import Scheduler
+from localllm.engine.sequence import Plan
 
 
 class EngineCore:
@@ -22,6 +26,7 @@ class EngineCore:
         self.close = close
         self._scheduler = scheduler
         self._runner = runner
+        self._meter = StepMeter()
 
     @property
     def has_work(self) -> bool:
@@ -33,7 +38,10 @@ class EngineCore:
 
     @property
     def stats(self) -> EngineStats:
-        return self._scheduler.stats()
+        meter = self._meter
+        return replace(
+            self._scheduler.stats(), step_tokens=meter.tokens, step_seconds=meter.seconds
+        )
 
     def add(self, request: Submit) -> None:
         if request.params.seed is None:
@@ -46,11 +54,31 @@ class EngineCore:
         self._scheduler.cancel(sequence_id)
 
     def step(self) -> StepResults:
+        began = time.monotonic()
         plan = self._scheduler.schedule()
+        starts = _mark_starts(plan, began)
+        scheduled = time.monotonic()
         result = self._runner.run(plan)
+        ran = time.monotonic()
         news = self._scheduler.update(result)
-        return StepResults(tuple(news), self._scheduler.stats())
+        if plan.chunks:
+            tokens = sum(chunk.end - chunk.start for chunk in plan.chunks)
+            times = (began, scheduled, ran, time.monotonic())
+            self._meter.add(tokens, *(b - a for a, b in pairwise(times)))
+        return StepResults((*starts, *news), self.stats)
 
     def check_integrity(self) -> None:
         """Raises AssertionError unless every block and sequence is accounted for."""
         self._scheduler.check_integrity()
+
+
+def _mark_starts(plan: Plan, now: float) -> list[SequenceNews]:
+    """Dates sequences whose first step this is; news of those of which it brings no other."""
+    starts = []
+    for sequence, _, _, rows in plan.chunks:
+        if sequence.started is None:
+            sequence.started = now
+            if not rows:
+                cached = sequence.cached_tokens or 0
+                starts.append(SequenceNews(sequence.id, cached_tokens=cached, started=now))
+    return starts

@@ -169,6 +169,11 @@ class KVManager:
         """Share of blocks that sequences hold, in the fullest group."""
         return max((1 - pool.free / pool.n_blocks for pool in self.pools), default=0.0)
 
+    @property
+    def evictions(self) -> int:
+        """Cached blocks that were taken for something else, in all groups."""
+        return sum(pool.evictions for pool in self.pools)
+
     def check_integrity(self, live: Iterable[SequenceBlocks]) -> None:
         """Raises AssertionError unless pools and the tables of all `live` sequences agree."""
         live = list(live)

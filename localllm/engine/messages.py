@@ -9,10 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from localllm.engine.meter import Tally
 from localllm.sampling_params import SamplingParams
 
 if TYPE_CHECKING:  # the scheduler speaks these and needs no numpy
     from localllm.backends.program import FloatArray
+
+_NOTHING = Tally()
 
 FinishReason: TypeAlias = Literal["stop", "length", "cancelled", "error"]
 
@@ -75,7 +78,9 @@ class SequenceNews:
 
     `finish_reason` set means that this is its last news and its memory is free already; `stop_id`
     is the token that ended it (an end-of-generation or stop id; it is part of `tokens`).
-    `cached_tokens` is how much of the prompt the prefix cache served (known from first news on).
+    `cached_tokens` is how much of the prompt the prefix cache served (known from first news on);
+    `started` is when the sequence's first step began, by `time.monotonic`, which the processes of
+    one machine share. The first news comes with the first step, tokens or not.
     """
 
     sequence_id: str
@@ -83,6 +88,7 @@ class SequenceNews:
     finish_reason: FinishReason | None = None
     stop_id: int | None = None
     cached_tokens: int = 0
+    started: float | None = None
     logits: FloatArray | None = None  # [chunk, vocab] rows in prompt order, for prompt_logits
     error: str | None = None
 
@@ -100,6 +106,9 @@ class EngineStats:
     generated_tokens: int = 0
     prefix_queries: int = 0  # tokens looked up
     prefix_hits: int = 0  # tokens served
+    evictions: int = 0  # cached blocks that were taken for something else
+    step_tokens: Tally = _NOTHING  # by meter.TOKEN_BOUNDS
+    step_seconds: tuple[tuple[str, Tally], ...] = ()  # by phase, by meter.SECOND_BOUNDS
 
 
 @dataclass(frozen=True)

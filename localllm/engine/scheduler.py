@@ -110,6 +110,7 @@ class Scheduler:
             generated_tokens=counts.generated_tokens,
             prefix_queries=counts.prefix_queries,
             prefix_hits=counts.prefix_hits,
+            evictions=self.kv.evictions,
         )
 
     def check_integrity(self) -> None:
@@ -217,6 +218,7 @@ class Scheduler:
             finish_reason=reason,
             stop_id=token if reason == "stop" else None,
             cached_tokens=sequence.cached_tokens or 0,
+            started=sequence.started,
         )
 
     def _logits_news(self, sequence: Sequence, chunk: Chunk, outcome: ChunkResult) -> SequenceNews:

@@ -26,6 +26,7 @@ class Sequence:
         "order",
         "request",
         "rows_sent",
+        "started",
         "tokens",
     )
 
@@ -36,6 +37,7 @@ class Sequence:
         self.blocks = blocks
         self.computed = 0
         self.cached_tokens: int | None = None  # of the prompt, set at first admission
+        self.started: float | None = None  # when its first step began, once the caller has told
         self.rows_sent = 0  # prompt positions whose logits have been sent, for prompt_logits
 
     @property

@@ -40,6 +40,7 @@ def test_cached_blocks_are_found_until_evicted_least_recently_released_first() -
     assert pool.allocate() == blocks[1]
     assert [pool.find(key(i)) for i in range(3)] == [blocks[0], None, blocks[2]]
     assert pool.allocate() == blocks[2]
+    assert pool.evictions == 2
 
 
 def test_the_cache_grows_into_untouched_memory_up_to_its_share() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable
 from functools import cache
 
@@ -107,3 +108,33 @@ def test_what_cannot_be_served_is_answered_and_harms_nobody() -> None:
     news = run(core, submit("bad", (VOCAB,)), submit("long", (1,) * CONTEXT), submit("good", (1,)))
     assert news["bad"][0].finish_reason == news["long"][0].finish_reason == "error"
     assert tokens_of(news["good"])
+
+
+def test_sequences_are_dated_by_their_first_step() -> None:
+    """Also when that step, the first of a long prompt, brings no token."""
+    core = fake_core((None,), tokens=32)
+    before = time.monotonic()
+    core.add(submit("long", tuple(1 + i % (VOCAB - 1) for i in range(80))))
+    core.add(submit("short", (1, 2, 3)))
+    news = [one for _ in range(4) for one in core.step().news]
+    long = [one for one in news if one.sequence_id == "long"]
+    assert long[0].tokens == ()
+    assert long[0].started is not None
+    assert long[0].started >= before
+    assert {one.started for one in long} == {long[0].started}
+    first_short = next(one for one in news if one.sequence_id == "short")
+    assert first_short.tokens
+    assert first_short.started is not None
+    assert long[0].started < first_short.started
+
+
+def test_stats_tell_what_steps_took() -> None:
+    core = fake_core((None,), tokens=32)
+    core.add(submit("a", tuple(1 + i % (VOCAB - 1) for i in range(80))))
+    for _ in range(3):
+        core.step()
+    stats = core.stats
+    assert sum(stats.step_tokens.counts) == stats.steps == 3
+    assert stats.step_tokens.total == 80
+    assert [name for name, _ in stats.step_seconds] == ["schedule", "run", "update"]
+    assert all(sum(tally.counts) == 3 and tally.total > 0 for _, tally in stats.step_seconds)
