@@ -3,7 +3,8 @@
 A backend loads the weights that a program names, allocates the paged KV cache, and compiles the
 program into a step. A step runs one batch: any mix of sequences, each with any number of new
 tokens. All batch arrays are C-contiguous numpy arrays owned by the caller and are not changed
-between `submit` and `collect`.
+between `submit` and `collect`, save `sampling.masks`: they count as they are when `collect` is
+called.
 """
 
 from __future__ import annotations
@@ -21,7 +22,13 @@ from localllm.gguf import Tensor
 BLOCK_TOKENS = 16  # positions per KV block
 
 Int32Array: TypeAlias = npt.NDArray[np.int32]
+MaskArray: TypeAlias = npt.NDArray[np.uint32]
 ProgressFn: TypeAlias = Callable[[str], None]
+
+
+def mask_words(vocab: int) -> int:
+    """Words of a mask that has a bit for each token."""
+    return -(-vocab // 32)
 
 
 @dataclass(frozen=True)
@@ -49,7 +56,10 @@ class SamplingArrays:
     `history_*` lists, for rows with penalties, each distinct token id of prompt and output with
     its count in the output (0: in the prompt alone); other rows have an empty range. With z the
     row's float32 logits after bias and penalties (first repetition, then z -= presence +
-    frequency * count where count > 0), temperature 0 takes the largest z (ties: lower id).
+    frequency * count where count > 0) and mask, temperature 0 takes the largest z (ties: lower id).
+
+    A row's mask is row `mask_rows[r]` of `masks` (-1: none), `mask_words(vocab)` words of which bit
+    t % 32 of word t // 32 allows token t; the z of a token that is not allowed is -inf.
 
     Otherwise tokens stand in order of falling z (ties: lower id), each with the weight
     exp((z - largest z) / temperature), and every filter keeps a head of this order: top_k the
@@ -79,6 +89,8 @@ class SamplingArrays:
     history_start: Int32Array  # [R+1] ranges in history_ids, history_counts
     history_ids: Int32Array
     history_counts: Int32Array
+    mask_rows: Int32Array
+    masks: MaskArray  # flat, M rows
 
     @classmethod
     def greedy(cls, rows: int) -> Self:
@@ -100,6 +112,8 @@ class SamplingArrays:
             history_start=np.zeros(rows + 1, np.int32),
             history_ids=np.zeros(0, np.int32),
             history_counts=np.zeros(0, np.int32),
+            mask_rows=np.full(rows, -1, np.int32),
+            masks=np.zeros(0, np.uint32),
         )
 
 

@@ -84,6 +84,16 @@ def _ranges_are_good(starts: Array, ids: Array, values: Array, vocab: int) -> bo
 
 
 @helper
+def _masks_are_good(rows: Array, masks: Array, vocab: int) -> bool:
+    words = (vocab + 31) // 32
+    count = masks.size // words
+    good = masks.size == count * words
+    for row in rows:
+        good &= -1 <= row < count
+    return good
+
+
+@helper
 def _step_is_good(
     bounds: Array,
     ids: Array,
@@ -155,8 +165,10 @@ def _fill_header(
     history_start: Array,
     history_ids: Array,
     history_counts: Array,
+    mask_rows: Array,
+    masks: Array,
 ) -> bool:
-    """Native, since asking numpy for 23 addresses takes longer than a small op."""
+    """Native, since asking numpy for 25 addresses takes longer than a small op."""
     header[H_TOKENS], header[H_SEQS], header[H_LOGIT_ROWS] = (
         ids.size,
         seq_lens.size,
@@ -183,6 +195,8 @@ def _fill_header(
     header[H_SAMPLING + 13] = address_of(history_start)
     header[H_SAMPLING + 14] = address_of(history_ids)
     header[H_SAMPLING + 15] = address_of(history_counts)
+    header[H_SAMPLING + 16] = address_of(mask_rows)
+    header[H_SAMPLING + 17] = address_of(masks)
     rows = logit_rows.size
     sizes_are_good = (
         temperature.size == rows
@@ -197,6 +211,8 @@ def _fill_header(
         and index.size == rows
         and bias_start.size == rows + 1
         and history_start.size == rows + 1
+        and mask_rows.size == rows
+        and _masks_are_good(mask_rows, masks, bounds[4])
         and _ranges_are_good(bias_start, bias_ids, bias_values, bounds[4])
         and _ranges_are_good(history_start, history_ids, history_counts, bounds[4])
     )

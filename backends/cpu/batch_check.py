@@ -9,7 +9,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from localllm.backends.base import BLOCK_TOKENS, Batch, SamplingArrays, StepLimits
+from localllm.backends.base import (
+    BLOCK_TOKENS,
+    Batch,
+    SamplingArrays,
+    StepLimits,
+    mask_words,
+)
 
 Array = npt.NDArray[Any]
 
@@ -34,8 +40,10 @@ SAMPLING_TYPES: dict[str, np.dtype[Any]] = {
     "history_start": _INT32,
     "history_ids": _INT32,
     "history_counts": _INT32,
+    "mask_rows": _INT32,
+    "masks": _UINT32,
 }
-_PER_ROW = tuple(SAMPLING_TYPES)[:10]
+_PER_ROW = (*tuple(SAMPLING_TYPES)[:10], "mask_rows")
 assert tuple(SAMPLING_TYPES) == tuple(f.name for f in fields(SamplingArrays))
 
 
@@ -106,6 +114,11 @@ def _range_problems(sampling: SamplingArrays, vocab: int) -> Iterator[str]:
             yield f"sampling.{name}_start does not divide {ids.size} ids with {values.size} values"
         if _outside(ids, vocab):
             yield f"sampling.{name}_ids outside of 0..{vocab - 1}"
+    masks = sampling.masks.size // mask_words(vocab)
+    if masks * mask_words(vocab) != sampling.masks.size or _outside(
+        sampling.mask_rows + 1, masks + 1
+    ):
+        yield f"sampling.mask_rows outside of -1..{masks - 1}"
 
 
 def _outside(array: Array, end: int) -> bool:

@@ -26,7 +26,8 @@ _ALONE = 4096
 class CpuStep:
     """Runs batches with the workers of a backend; see `backends.base.Step`.
 
-    `submit` starts the other threads and returns; `collect` helps them until all is done.
+    `submit` starts the other threads and returns; `collect` helps them until all is done. A batch
+    with masks is sampled in `collect`, which its caller does not call before they are filled.
     """
 
     def __init__(self, lowered: Lowered, limits: StepLimits, workers: Workers) -> None:
@@ -41,8 +42,10 @@ class CpuStep:
         self._blocks = self._argument_blocks()
         self._table = self._make_table()
         self._last_call = _last_calls(lowered)
+        self._sampling_call = self._last_call[-1]
         self._batch: Batch | None = None  # keeps its arrays alive while the threads read them
         self._rows = 0
+        self._submitted = 0  # calls of the table that `submit` has started
 
     def _argument_blocks(self) -> npt.NDArray[np.int64]:
         words = [call.arguments().words() for call in self._lowered.builder.plan.calls]
@@ -71,10 +74,15 @@ class CpuStep:
 
     def submit(self, batch: Batch) -> None:
         self._prepare(batch)
-        self._workers.start(self._table, self._sync, 0, len(self._table), batch.ids.size)
+        self._submitted = self._sampling_call if batch.sampling.masks.size else len(self._table)
+        self._workers.start(self._table, self._sync, 0, self._submitted, batch.ids.size)
 
     def collect(self) -> Int32Array:
         self._workers.join()
+        if self._submitted < len(self._table):
+            end, self._submitted = len(self._table), len(self._table)
+            self._workers.start(self._table, self._sync, self._sampling_call, end, self._rows)
+            self._workers.join()
         at = self._lowered.tokens.offset
         return self._workspace[at : at + 4 * self._rows].view(np.int32).copy()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from localllm.backends.base import Int32Array, SamplingArrays
+from localllm.backends.base import Int32Array, SamplingArrays, mask_words
 from localllm.backends.program import FloatArray
 
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -38,11 +38,22 @@ def uniform(seed: int, choice: int, index: int) -> float:
     return (word >> 8) * 2.0**-24
 
 
-def _sample_row(logits: FloatArray, sampling: SamplingArrays, r: int) -> int:
+def adjusted(logits: FloatArray, sampling: SamplingArrays, r: int) -> FloatArray:
+    """Row r's logits after bias, penalties and mask."""
     x = logits.copy()
     biased = slice(sampling.bias_start[r], sampling.bias_start[r + 1])
     x[sampling.bias_ids[biased]] += sampling.bias_values[biased]
     _penalize(x, sampling, r)
+    if (mask_row := sampling.mask_rows[r]) >= 0:
+        words = mask_words(len(x))
+        mask = sampling.masks[mask_row * words : (mask_row + 1) * words]
+        allowed = np.unpackbits(mask.view(np.uint8), bitorder="little", count=len(x))
+        x[allowed == 0] = -np.inf
+    return x
+
+
+def _sample_row(logits: FloatArray, sampling: SamplingArrays, r: int) -> int:
+    x = adjusted(logits, sampling, r)
     largest = x.max()
     if not np.isfinite(largest):  # a damaged row; max passes NaN on
         return NO_TOKEN

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from localllm.backends.base import Batch, Int32Array
+from localllm.backends.base import Batch, Int32Array, SamplingArrays
 from localllm.backends.program import (
     Activation,
     ActMul,
@@ -32,7 +32,7 @@ from localllm.backends.reference.sampling import sample
 
 
 class ReferenceStep:
-    """`caches` are [group][layer]. Everything is computed in `submit`."""
+    """`caches` are [group][layer]. All but the tokens is computed in `submit`."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class ReferenceStep:
         self._caches = caches
         self._dying = _last_uses(program)
         self._logits: FloatArray | None = None
-        self._tokens: Int32Array | None = None
+        self._sampling: SamplingArrays | None = None
 
     def warmup(self) -> None:
         for name in self._program.weights():
@@ -61,12 +61,12 @@ class ReferenceStep:
             for buffer in dying:
                 del buffers[buffer]
         self._logits = buffers[self._result.buffer]
-        self._tokens = sample(self._logits, batch.sampling)
+        self._sampling = batch.sampling
 
     def collect(self) -> Int32Array:
-        if self._tokens is None:
+        if self._logits is None or self._sampling is None:
             raise RuntimeError("nothing was submitted")
-        return self._tokens
+        return sample(self._logits, self._sampling)
 
     def logits(self) -> FloatArray:
         if self._logits is None:

@@ -106,6 +106,8 @@ def _fixed_arrays(rows: list[Sequence]) -> SamplingArrays:
         history_start=np.zeros(n + 1, np.int32),
         history_ids=np.empty(0, np.int32),
         history_counts=np.empty(0, np.int32),
+        mask_rows=np.full(n, -1, np.int32),
+        masks=np.empty(0, np.uint32),
     )
 
 

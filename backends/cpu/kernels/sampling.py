@@ -85,8 +85,11 @@ _LOGITS, _LOGITS_STRIDE, _VOCAB, _TOKENS, _SCRATCH, _SCRATCH_BYTES = range(
     _HISTORY_START,
     _HISTORY_IDS,
     _HISTORY_COUNTS,
-) = range(H_SAMPLING, H_SAMPLING + 16)
+    _MASK_ROWS,
+    _MASKS,
+) = range(H_SAMPLING, H_SAMPLING + 18)
 _DAMAGED = -1
+_ALL = 0xFFFFFFFF
 
 
 @kernel
@@ -102,6 +105,7 @@ def sample(args: int, tid: int, nthreads: int) -> None:
         if temperature > 0 or _is_adjusted(head, row):
             _copy(logits, vocab, scratch)
             _adjust(head, row, scratch, vocab)
+            _mask(head, row, scratch, vocab)
             logits = scratch
         token = _largest(logits, vocab)
         if temperature > 0 and token != _DAMAGED:
@@ -121,11 +125,12 @@ def sample(args: int, tid: int, nthreads: int) -> None:
 
 @helper
 def _is_adjusted(head: int, row: int) -> bool:
-    """Whether the row has biases or a history."""
+    """Whether the row has biases, a history or a mask."""
     biases, history = arg_i64(head, _BIAS_START), arg_i64(head, _HISTORY_START)
     n_biases: int = scalar_load_i32(biases, row * 4 + 4) - scalar_load_i32(biases, row * 4)
     n_seen: int = scalar_load_i32(history, row * 4 + 4) - scalar_load_i32(history, row * 4)
-    return n_biases > 0 or n_seen > 0
+    masked: int = scalar_load_i32(arg_i64(head, _MASK_ROWS), row * 4)
+    return n_biases > 0 or n_seen > 0 or masked >= 0
 
 
 @helper
@@ -165,6 +170,28 @@ def _adjust(head: int, row: int, logits: int, vocab: int) -> None:
             if count > 0:
                 z -= presence + frequency * np.float32(count)
             scalar_store_f32(logits, token * 4, z + np.float32(0.0))
+
+
+@helper
+def _mask(head: int, row: int, logits: int, vocab: int) -> None:
+    """-inf for tokens whose bit is not set; most words are all ones or all zeros."""
+    number = scalar_load_i32(arg_i64(head, _MASK_ROWS), row * 4)
+    if number < 0:
+        return
+    words = (vocab + 31) // 32
+    mask = arg_i64(head, _MASKS) + number * words * 4
+    for word in range(words):
+        bits = scalar_load_i32(mask, word * 4) & _ALL
+        if bits == _ALL:
+            continue
+        first, end = word * 32, min(word * 32 + 32, vocab)
+        if bits == 0 and end == first + 32:
+            for i in range(first, end, 8):
+                store_f32x8(logits, i * 4, splat_f32x8(-np.inf))
+        else:
+            for token in range(first, end):
+                if (bits >> (token - first)) & 1 == 0:
+                    scalar_store_f32(logits, token * 4, np.float32(-np.inf))
 
 
 @helper

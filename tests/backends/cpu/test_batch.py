@@ -46,6 +46,13 @@ def with_bias(starts: list[int], ids: list[int], values: list[float]) -> Batch:
     return replace(first_tokens(4, 1), sampling=sampling)
 
 
+def with_masks(rows: list[int], words: int) -> Batch:
+    sampling = SamplingArrays.greedy(1)
+    sampling.mask_rows = np.array(rows, np.int32)
+    sampling.masks = np.zeros(words, np.uint32)
+    return replace(first_tokens(4, 1), sampling=sampling)
+
+
 @pytest.mark.parametrize(
     ("batch", "message"),
     [
@@ -66,6 +73,9 @@ def with_bias(starts: list[int], ids: list[int], values: list[float]) -> Batch:
         (with_bias([0, 3], [3, 4], [1.0, 1.0]), "bias_start does not divide 2 ids"),
         (with_bias([0, 2], [3, 4], [1.0]), "bias_start does not divide 2 ids with 1 values"),
         (with_bias([1, 2], [3, 4], [1.0, 1.0]), "bias_start does not divide"),
+        (with_masks([2], 2), "mask_rows outside of -1..1"),
+        (with_masks([-2], 2), "mask_rows outside of -1..1"),
+        (with_masks([0, 0], 2), "mask_rows has 2 entries for 1 logit rows"),
     ],
 )
 def test_a_bad_batch_is_refused(batch: Batch, message: str) -> None:

@@ -36,13 +36,25 @@ class Choice:
     index: int = 0
     bias: dict[int, float] = field(default_factory=dict)
     history: dict[int, int] = field(default_factory=dict)
+    mask: int | None = None  # bit t allows token t; the bits repeat every 61 tokens
+
+    def allows(self, vocab: int) -> npt.NDArray[np.bool_]:
+        bits = [self.mask is None or bool(self.mask >> (t % 61) & 1) for t in range(vocab)]
+        return np.array(bits)
 
 
-def arrays(rows: list[Choice]) -> SamplingArrays:
+def masks_of(rows: list[Choice], vocab: int) -> npt.NDArray[np.uint32]:
+    masked = [row.allows(-(-vocab // 32) * 32) for row in rows if row.mask is not None]
+    packed = [np.packbits(bits, bitorder="little").view(np.uint32) for bits in masked]
+    return np.concatenate(packed) if packed else np.zeros(0, np.uint32)
+
+
+def arrays(rows: list[Choice], vocab: int) -> SamplingArrays:
     def ranges(lists: list[dict[int, float]] | list[dict[int, int]]) -> npt.NDArray[np.int32]:
         return np.cumsum([0, *map(len, lists)], dtype=np.int32)
 
     biases, histories = [r.bias for r in rows], [r.history for r in rows]
+    numbers = np.cumsum([row.mask is not None for row in rows]).tolist()
     return SamplingArrays(
         temperature=np.array([r.temperature for r in rows], np.float32),
         top_k=np.array([r.top_k for r in rows], np.int32),
@@ -60,6 +72,11 @@ def arrays(rows: list[Choice]) -> SamplingArrays:
         history_start=ranges(histories),
         history_ids=np.array([i for h in histories for i in h], np.int32),
         history_counts=np.array([c for h in histories for c in h.values()], np.int32),
+        mask_rows=np.array(
+            [-1 if row.mask is None else n - 1 for row, n in zip(rows, numbers, strict=True)],
+            np.int32,
+        ),
+        masks=masks_of(rows, vocab),
     )
 
 
@@ -75,7 +92,7 @@ def draw(logits: Floats, rows: list[Choice], threads: int = 1) -> list[int]:
     words = SampleArgs(
         address(padded), stride, vocab, address(tokens), address(scratch), per_thread
     )
-    run(sample, words, Header(logit_rows=len(rows), sampling=arrays(rows)), threads)
+    run(sample, words, Header(logit_rows=len(rows), sampling=arrays(rows, vocab)), threads)
     np.testing.assert_array_equal(padded, before)  # the logits stay raw
     return tokens.tolist()
 
@@ -94,6 +111,7 @@ def adjusted(logits: Floats, row: Choice) -> Floats:
         z[token] = z[token] / repetition if z[token] > 0 else z[token] * repetition
         if count:
             z[token] -= np.float32(row.presence) + np.float32(row.frequency) * np.float32(count)
+    z[~row.allows(len(z))] = -np.inf
     return z
 
 
@@ -137,6 +155,7 @@ choices = st.builds(
     index=st.integers(0, 2**32 - 1),
     bias=st.dictionaries(st.integers(0, 50), st.floats(-100, 100, width=32), max_size=4),
     history=st.dictionaries(st.integers(0, 50), st.integers(0, 5), max_size=8),
+    mask=st.none() | st.integers(1, 2**50),
 )
 
 
@@ -178,10 +197,11 @@ def test_draws_the_reference_backends_tokens() -> None:
             index=i,
             bias={7: 2.0},
             history={int(t): int(t) % 3 for t in rng.permutation(vocab)[:100]},
+            mask=int(rng.integers(1, 2**60)) if i % 3 == 0 else None,
         )
         for i in range(n)
     ]
-    assert draw(logits, rows, threads=2) == reference_sample(logits, arrays(rows)).tolist()
+    assert draw(logits, rows, threads=2) == reference_sample(logits, arrays(rows, vocab)).tolist()
 
 
 def test_distribution_follows_the_probabilities() -> None:
