@@ -7,6 +7,8 @@ The choice is made once, before the first kernel compiles, and is part of the ke
 - `avx2`: x86-64 with AVX2, FMA and F16C.
 - `vnni`: the same, with the four-way dot product of AVX-VNNI or AVX-512 VNNI.
 - `avx512`: that dot product, and 16 lanes where many columns are multiplied.
+- `i8mm`: Arm with NEON, and a four-way dot product of unsigned weights (usdot).
+- `dotprod`: the same, where it takes signed weights alone (sdot).
 - `scalar`: plain LLVM operations only, which run on any machine that LLVM knows.
 
 All of them give the same bits.
@@ -19,16 +21,27 @@ from numba import config
 
 from localllm.errors import LocalLLMError
 
-ISAS = ("avx512", "vnni", "avx2", "scalar")  # the first that the CPU has is `auto`
+ISAS = (
+    "avx512",
+    "vnni",
+    "avx2",
+    "i8mm",
+    "dotprod",
+    "scalar",
+)  # the first that the CPU has is `auto`
 
 _AVX2 = frozenset({"avx2", "fma", "f16c"})
 _VNNI512 = _AVX2 | {"avx512vl", "avx512vnni"}
+
+_DOTPROD = frozenset({"neon", "dotprod"})
 
 # LLVM's names of the features that each needs; where there are several sets, one is enough.
 _NEEDS = {
     "avx512": (_VNNI512 | {"avx512f", "avx512bw"},),
     "vnni": (_AVX2 | {"avxvnni"}, _VNNI512),
     "avx2": (_AVX2,),
+    "i8mm": (_DOTPROD | {"i8mm"},),
+    "dotprod": (_DOTPROD,),
     "scalar": (frozenset[str](),),
 }
 
@@ -54,6 +67,16 @@ def use(isa: str) -> str:
 def current() -> str:
     """The instruction set in use; the best one of this CPU unless `use` chose another."""
     return _current or use("auto")
+
+
+def is_x86() -> bool:
+    """Whether kernels may use AVX2's instructions."""
+    return current() in ("avx512", "vnni", "avx2")
+
+
+def is_neon() -> bool:
+    """Whether kernels may use NEON's."""
+    return current() in ("i8mm", "dotprod")
 
 
 def resolve(isa: str) -> str:

@@ -8,7 +8,7 @@ appends one instruction, and Python's loops unroll.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +18,7 @@ from numba.core import cgutils
 
 from localllm.backends.cpu.simd import Vector, intrinsic
 from localllm.backends.cpu.simd.convert import f16_bits_to_f32
+from localllm.backends.cpu.simd.lookup import lookup16
 from localllm.backends.cpu.simd.vector import (
     ELEMENTS,
     I8,
@@ -54,6 +55,9 @@ class Value:
 
     def __or__(self, other: Value | int) -> Value:
         return self._apply("or_", other)
+
+    def __xor__(self, other: Value | int) -> Value:
+        return self._apply("xor", other)
 
     def __lshift__(self, other: int) -> Value:
         return self._apply("shl", other)
@@ -150,9 +154,17 @@ class Emitter:
         return (x + (divisor - 1)) >> (divisor.bit_length() - 1)
 
     def minimum(self, x: Value, limit: int) -> Value:
-        """Of signed 64-bit integers."""
-        other = ir.Constant(I64, limit)
+        """Of signed integers."""
+        other = constant(x.ir.type, limit)
         return Value(self.b, self.b.select(self.b.icmp_signed("<", x.ir, other), x.ir, other))
+
+    def maximum(self, x: Value, y: Value) -> Value:
+        """Of signed integers."""
+        return Value(self.b, self.b.select(self.b.icmp_signed(">", x.ir, y.ir), x.ir, y.ir))
+
+    def lookup(self, table: Sequence[int], index: Value) -> Value:
+        """table[i] for each byte i of 0..15 of an i8x32; entries are of 0..255."""
+        return Value(self.b, lookup16(self.b, table, index.ir))
 
     def variable(self, initial: Value) -> Variable:
         return Variable(self.b, initial)

@@ -10,14 +10,12 @@ Packed blocks of eight rows (byte offset, then content; [a][b] is row-major):
           for each sub-block of 16: 32 bytes of low nibbles of groups 0 (low half) and 1 (high),
           32 of groups 2 and 3, 32 of upper bit pairs, group i in bits 2i and 2i+1
 
-Scales of Q4_K and Q5_K have six bits. Four vectors of 32 lie in the space of three, the fourth
-in the upper two bits of the others: scale[sub-block][row], then minimum[j][row][2] of sub-blocks
-2j and 2j+1, in pairs that meet pairs of activation sums.
+Scales of Q4_K and Q5_K have six bits (see `six_bits`): scale[sub-block][row], then
+minimum[j][row][2] of sub-blocks 2j and 2j+1, in pairs that meet pairs of activation sums.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,13 +26,12 @@ from localllm.backends.cpu.matmul.activations import SUMS16, SUMS32
 from localllm.backends.cpu.matmul.dots import Dots
 from localllm.backends.cpu.matmul.emit import Emitter, Value
 from localllm.backends.cpu.matmul.five_bits import FIVE_BIT_UNIT, five_bit_quant, five_bits
-from localllm.backends.cpu.matmul.layout import IntegerLayout
+from localllm.backends.cpu.matmul.k_quant import WithMinima, WithSignedScales
+from localllm.backends.cpu.matmul.six_bits import get_six_bits, put_six_bits, unpack_six_bits
 from localllm.backends.cpu.simd import (
     i8x8,
     i8x16,
     i8x32,
-    i16x8,
-    i32x8,
     scalar_load_f16,
     scalar_load_i8,
     scalar_load_i16,
@@ -48,54 +45,20 @@ from localllm.backends.cpu.simd import (
 
 _SCALES = 32  # offsets in packed Q4_K and Q5_K blocks
 _QUANTS = 128
+_SIX_BITS = 32  # bytes of a vector of six-bit numbers
 
 
-class KQuant(IntegerLayout):
-    """Units of two sub-blocks."""
-
-    block = 256
-    activation = "q8_256"
-    n_pairs: int
-    sums: int  # offset of the activation sums that meet the pairs
-
-    def subs(self, dots: Dots) -> int:
-        return 2
-
-    @abstractmethod
-    def head(self, e: Emitter, block: Value, buffer: Value) -> Value:
-        """Address from which scales and pairs are read; may unpack them to a buffer first."""
-
-    @abstractmethod
-    def scale(self, e: Emitter, head: Value, unit: Value, sub: int) -> Value:
-        """Integer scale of a sub-block, one i32 for each row."""
-
-    @abstractmethod
-    def pair(self, e: Emitter, head: Value, index: int) -> Value:
-        """i16[row][2], multiplied with a pair of activation sums."""
-
-    @abstractmethod
-    def combine(self, e: Emitter, total: Value, pairs: Value, factors: list[Value]) -> Value:
-        """Float32 for each row: the block's product, but for the activations' scale.
-
-        `total` is the sum over scale * quants * activations, `pairs` that over pairs * sums.
-        """
-
-
-class SixBitScales(KQuant):
-    """x = d * scale * quant - dmin * minimum, in sub-blocks of 32."""
+class SixBitScales(WithMinima):
+    """Sub-blocks of 32."""
 
     units = 4
     groups = 8
-    n_factors = 2
     n_pairs = 4
     sums = SUMS32
 
     def head(self, e: Emitter, block: Value, buffer: Value) -> Value:
-        """Unpacks four vectors from three: scales[sub-block][row], then pairs of minima."""
-        stored = [e.load(i8x32, block, _SCALES + 32 * i) for i in range(3)]
-        fourth = (stored[0] >> 6) | ((stored[1] >> 6) << 2) | ((stored[2] >> 6) << 4)
-        for i, vector in enumerate([*(v & 63 for v in stored), fourth]):
-            e.store(vector, buffer, 32 * i)
+        """Scales[sub-block][row], then pairs of minima."""
+        unpack_six_bits(e, _SIX_BITS, block + _SCALES, buffer)
         return buffer
 
     def scale(self, e: Emitter, head: Value, unit: Value, sub: int) -> Value:
@@ -103,13 +66,6 @@ class SixBitScales(KQuant):
 
     def pair(self, e: Emitter, head: Value, index: int) -> Value:
         return e.zero_extend(e.load(i8x16, head, 64 + 16 * index), "i16")
-
-    def factors(self, e: Emitter, block: Value) -> list[Value]:
-        return [e.to_f32(e.load(i16x8, block, 0)), e.to_f32(e.load(i16x8, block, 16))]
-
-    def combine(self, e: Emitter, total: Value, pairs: Value, factors: list[Value]) -> Value:
-        scale, minimum = factors
-        return scale * e.to_f32(total) - minimum * e.to_f32(pairs)
 
 
 @helper
@@ -128,31 +84,6 @@ def six_bit_minimum(scales: Any, i: Any) -> Any:
 
 
 @helper
-def _or_byte(address: Any, offset: Any, bits: Any) -> None:
-    scalar_store_i8(address, offset, scalar_load_u8(address, offset) | bits)
-
-
-@helper
-def _put_six_bits(scales: Any, index: Any, value: Any) -> None:
-    """Sets one of the 128 six-bit numbers that lie in 96 bytes."""
-    if index < 96:
-        _or_byte(scales, index, value)
-    else:
-        for i in range(3):
-            _or_byte(scales, index - 96 + 32 * i, (value >> 2 * i & 3) << 6)
-
-
-@helper
-def _get_six_bits(scales: Any, index: Any) -> Any:
-    if index < 96:
-        return scalar_load_u8(scales, index) & 63
-    value = 0
-    for i in range(3):
-        value |= (scalar_load_u8(scales, index - 96 + 32 * i) >> 6) << 2 * i
-    return value
-
-
-@helper
 def _scale_index(sub: Any, row: Any) -> Any:
     return sub * 8 + row
 
@@ -168,8 +99,8 @@ def _pack_head(source: Any, block: Any, row: Any) -> None:
     scalar_store_i16(block, 16 + 2 * row, scalar_load_i16(source, 2))
     for sub in range(8):
         scales = block + _SCALES
-        _put_six_bits(scales, _scale_index(sub, row), six_bit_scale(source + 4, sub))
-        _put_six_bits(scales, _minimum_index(sub, row), six_bit_minimum(source + 4, sub))
+        put_six_bits(scales, _SIX_BITS, _scale_index(sub, row), six_bit_scale(source + 4, sub))
+        put_six_bits(scales, _SIX_BITS, _minimum_index(sub, row), six_bit_minimum(source + 4, sub))
 
 
 class Q4K(SixBitScales):
@@ -201,8 +132,8 @@ class Q4K(SixBitScales):
         scale, minimum = scalar_load_f16(block, 2 * row), scalar_load_f16(block, 16 + 2 * row)
         for sub in range(8):
             scales = block + _SCALES
-            factor = scale * np.float32(_get_six_bits(scales, _scale_index(sub, row)))
-            offset = minimum * np.float32(_get_six_bits(scales, _minimum_index(sub, row)))
+            factor = scale * np.float32(get_six_bits(scales, _SIX_BITS, _scale_index(sub, row)))
+            offset = minimum * np.float32(get_six_bits(scales, _SIX_BITS, _minimum_index(sub, row)))
             for k in range(32):
                 at = _QUANTS + (sub >> 1) * 256 + (k >> 2) * 32 + row * 4 + (k & 3)
                 quant = scalar_load_u8(block, at) >> 4 * (sub & 1) & 15
@@ -245,15 +176,15 @@ class Q5K(SixBitScales):
         scale, minimum = scalar_load_f16(block, 2 * row), scalar_load_f16(block, 16 + 2 * row)
         for sub in range(8):
             scales = block + _SCALES
-            factor = scale * np.float32(_get_six_bits(scales, _scale_index(sub, row)))
-            offset = minimum * np.float32(_get_six_bits(scales, _minimum_index(sub, row)))
+            factor = scale * np.float32(get_six_bits(scales, _SIX_BITS, _scale_index(sub, row)))
+            offset = minimum * np.float32(get_six_bits(scales, _SIX_BITS, _minimum_index(sub, row)))
             for k in range(32):
                 unit = block + _QUANTS + ((sub >> 1) * 2 + (k >> 4)) * FIVE_BIT_UNIT
                 quant = five_bit_quant(unit, row, sub & 1, k & 15)
                 scalar_store_f32(out, (sub * 32 + k) * 4, factor * np.float32(quant) - offset)
 
 
-class Q6K(KQuant):
+class Q6K(WithSignedScales):
     """x = d * scale * (quant - 32), in sub-blocks of 16."""
 
     name = "Q6_K"
@@ -262,9 +193,9 @@ class Q6K(KQuant):
     units = 8
     groups = 4
     chain = 2  # 63 * 127 * 2 * 2 = 32004
-    n_factors = 1
     n_pairs = 8
     sums = SUMS16
+    excess_bits = 5
 
     def unit(
         self, e: Emitter, dots: Dots, block: Value, unit: Value
@@ -279,20 +210,6 @@ class Q6K(KQuant):
 
     def head(self, e: Emitter, block: Value, buffer: Value) -> Value:
         return block + 16
-
-    def scale(self, e: Emitter, head: Value, unit: Value, sub: int) -> Value:
-        both = e.cast(e.sign_extend(e.load(i8x16, head + unit * 16), "i16"), i32x8)
-        return (both if sub else both << 16).shift_right_signed(16)
-
-    def pair(self, e: Emitter, head: Value, index: int) -> Value:
-        return e.sign_extend(e.load(i8x16, head, 16 * index), "i16")
-
-    def factors(self, e: Emitter, block: Value) -> list[Value]:
-        return [e.to_f32(e.load(i16x8, block, 0))]
-
-    def combine(self, e: Emitter, total: Value, pairs: Value, factors: list[Value]) -> Value:
-        # Unsigned quants are 32 too large; the pairs are the scales, so this takes it back.
-        return factors[0] * e.to_f32(total - (pairs << 5))
 
     @staticmethod
     @helper

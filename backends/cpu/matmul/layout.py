@@ -60,23 +60,29 @@ class IntegerLayout(Layout):
     """Quants, unsigned when unpacked, that are multiplied with int8 activations."""
 
     units: ClassVar[int] = 1  # in a block
+    subs: ClassVar[int] = 1  # sub-blocks in a unit
     groups: ClassVar[int]  # in a sub-block
     chain: ClassVar[int]  # groups whose products are sure to fit an int16 sum
     n_factors: ClassVar[int]
+    whole_bytes: ClassVar[bool] = False  # quants reach 255, and are given as `Dots.byte_parts`
+    excess_bits: ClassVar[int | None] = None  # quants are 2**bits above what they stand for
 
-    def subs(self, dots: Dots) -> int:
-        """Sub-blocks in a unit."""
-        return 1
+    def parts(self, dots: Dots) -> int:
+        """Parts in which quants are given, each with 16 times the scale of the one before."""
+        return len(dots.byte_parts(0)) if self.whole_bytes else 1
 
-    def sub_k(self, dots: Dots) -> int:
-        """k from one sub-block's activations to those of the next."""
-        return 4 * self.groups
+    def excess(self, dots: Dots) -> int | None:
+        """`excess_bits`, also of whole bytes."""
+        return dots.byte_excess_bits if self.whole_bytes else self.excess_bits
 
     @abstractmethod
     def unit(
         self, e: Emitter, dots: Dots, block: Value, unit: Value
     ) -> Iterator[tuple[int, int, Value]]:
-        """Yields (sub-block in the unit, group in it, quants of eight rows), as they unpack."""
+        """Yields (item, group in it, quants of eight rows), as they unpack.
+
+        An item is one part of a sub-block's quants: sub-block * parts + part.
+        """
 
     @abstractmethod
     def factors(self, e: Emitter, block: Value) -> list[Value]:

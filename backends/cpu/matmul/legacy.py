@@ -12,7 +12,7 @@ Where there is no minimum, quants are too large by a constant; sums of activatio
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -38,8 +38,6 @@ class Legacy(IntegerLayout):
     block = 32
     groups = 8
     activation = "q8_32"
-    offset_bits: ClassVar[int | None] = None  # quants are 2**offset_bits too large
-    scales: ClassVar[tuple[int, ...]] = (1,)  # constant ones, of a block's sub-blocks
 
     @property
     def first(self) -> int:
@@ -74,7 +72,7 @@ class FiveBits(Legacy):
 
 
 @helper
-def _pack_nibbles(source: Any, target: Any, row: Any) -> None:
+def pack_nibbles(source: Any, target: Any, row: Any) -> None:
     for i in range(4):
         scalar_store_i32(target, 32 * i + 4 * row, scalar_load_u32(source, 4 * i))
 
@@ -95,11 +93,11 @@ def _pack_five_bits(source: Any, unit: Any, row: Any) -> None:
     for i in range(4):
         fifth |= _every_fourth_bit(bits >> i) << 8 * i
     scalar_store_i32(unit, 4 * row, fifth)
-    _pack_nibbles(source + 4, unit + 32, row)
+    pack_nibbles(source + 4, unit + 32, row)
 
 
 @helper
-def _nibble(quants: Any, row: Any, k: Any) -> Any:
+def nibble(quants: Any, row: Any, k: Any) -> Any:
     at = 32 * (k >> 2 & 3) + 4 * row + (k & 3)
     return scalar_load_u8(quants, at) >> 4 * (k >> 4) & 15
 
@@ -109,20 +107,20 @@ class Q40(FourBits):
     block_bytes = 144
     file_block_bytes = 18
     n_factors = 1
-    offset_bits = 3
+    excess_bits = 3
 
     @staticmethod
     @helper
     def pack_row(source: Any, block: Any, row: Any, count: Any) -> None:
         scalar_store_i16(block, 2 * row, scalar_load_i16(source, 0))
-        _pack_nibbles(source + 2, block + 16, row)
+        pack_nibbles(source + 2, block + 16, row)
 
     @staticmethod
     @helper
     def dequantize_row(block: Any, row: Any, out: Any, count: Any) -> None:
         scale = scalar_load_f16(block, 2 * row)
         for k in range(32):
-            scalar_store_f32(out, 4 * k, scale * np.float32(_nibble(block + 16, row, k) - 8))
+            scalar_store_f32(out, 4 * k, scale * np.float32(nibble(block + 16, row, k) - 8))
 
 
 class Q41(FourBits):
@@ -136,14 +134,14 @@ class Q41(FourBits):
     def pack_row(source: Any, block: Any, row: Any, count: Any) -> None:
         scalar_store_i16(block, 2 * row, scalar_load_i16(source, 0))
         scalar_store_i16(block, 16 + 2 * row, scalar_load_i16(source, 2))
-        _pack_nibbles(source + 4, block + 32, row)
+        pack_nibbles(source + 4, block + 32, row)
 
     @staticmethod
     @helper
     def dequantize_row(block: Any, row: Any, out: Any, count: Any) -> None:
         scale, minimum = scalar_load_f16(block, 2 * row), scalar_load_f16(block, 16 + 2 * row)
         for k in range(32):
-            value = scale * np.float32(_nibble(block + 32, row, k)) + minimum
+            value = scale * np.float32(nibble(block + 32, row, k)) + minimum
             scalar_store_f32(out, 4 * k, value)
 
 
@@ -152,7 +150,7 @@ class Q50(FiveBits):
     block_bytes = 176
     file_block_bytes = 22
     n_factors = 1
-    offset_bits = 4
+    excess_bits = 4
 
     @staticmethod
     @helper
@@ -192,32 +190,20 @@ class Q51(FiveBits):
 
 
 class Q80(Legacy):
-    """Two nibbles of different weight where sums are of int16, else whole bytes."""
-
     name = "Q8_0"
     block_bytes = 272
     file_block_bytes = 34
     n_factors = 1
-    offset_bits = 7
+    whole_bytes = True
     chain = 8  # of nibbles
-    scales = (1, 16)
-
-    def subs(self, dots: Dots) -> int:
-        return 2 if dots.limits_chains else 1
-
-    def sub_k(self, dots: Dots) -> int:
-        return 0  # both nibbles meet the same activations
 
     def unit(
         self, e: Emitter, dots: Dots, block: Value, unit: Value
     ) -> Iterator[tuple[int, int, Value]]:
         for group in range(8):
-            quants = e.load(i8x32, block, 16 + 32 * group)
-            if dots.limits_chains:
-                yield 0, group, quants & 15
-                yield 1, group, quants >> 4
-            else:
-                yield 0, group, quants
+            quants = e.load(i8x32, block, self.first + 32 * group)
+            for part, value in enumerate(dots.byte_parts(quants)):
+                yield part, group, value
 
     @staticmethod
     @helper

@@ -20,7 +20,8 @@ class TileShape:
     columns: tuple[int, int, int]  # of the main tile, and of two for what is left; the last is 1
 
 
-_PAIRS = TileShape(few=8, lanes=8, row_blocks=2, columns=(3, 2, 1))  # a total beside each sum
+# With a total beside each sum, or with registers of half a vector.
+_NARROW = TileShape(few=8, lanes=8, row_blocks=2, columns=(3, 2, 1))
 _WIDE = TileShape(few=4, lanes=8, row_blocks=2, columns=(6, 3, 1))
 _AVX512 = TileShape(few=4, lanes=16, row_blocks=4, columns=(6, 3, 1))
 
@@ -28,6 +29,6 @@ _AVX512 = TileShape(few=4, lanes=16, row_blocks=4, columns=(6, 3, 1))
 def tile_shape(layout: Layout) -> TileShape:
     if target.current() == "avx512":
         return _AVX512
-    if target.current() == "vnni" or isinstance(layout, FloatLayout):
+    if target.current() == "vnni" or (isinstance(layout, FloatLayout) and not target.is_neon()):
         return _WIDE
-    return _PAIRS
+    return _NARROW

@@ -2,7 +2,7 @@
 
 An unpacked block holds some row blocks side by side. Every field is [item][row block]: scales
 of sub-blocks, where there are any, pairs of a K-quant, the factors, then the quants
-[sub-block][group].
+[sub-block][part][group].
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Any, Protocol
 
 from localllm.backends.cpu.matmul.dots import Dots, dots
 from localllm.backends.cpu.matmul.emit import Emitter, Value, routine
-from localllm.backends.cpu.matmul.k_quants import KQuant
+from localllm.backends.cpu.matmul.k_quant import KQuant
 from localllm.backends.cpu.matmul.layout import ROWS, VECTOR, FloatLayout, IntegerLayout, Layout
-from localllm.backends.cpu.matmul.legacy import Legacy
 from localllm.backends.cpu.simd import Vector, i32x8
 
 RUN = 8  # k of a float block that are unrolled
 
 _PREFETCH = 4096  # bytes ahead
 _HEAD_BYTES = 128  # the most that `KQuant.head` unpacks
+_PART = 16  # how much more the next part of a quant counts
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,12 @@ class Fields:
 
     @staticmethod
     def of(layout: IntegerLayout, kind: Dots, row_blocks: int) -> Fields:
-        subs = layout.units * layout.subs(kind)
-        pairs = subs if subs > 1 else 0
+        scales = layout.units * layout.subs * layout.parts(kind)
+        pairs = scales if scales > 1 else 0
         factors = pairs + (layout.n_pairs if isinstance(layout, KQuant) else 0)
         quants = factors + layout.n_factors
         vector = VECTOR * row_blocks
-        items = (pairs, factors, quants, quants + subs * layout.groups)
+        items = (pairs, factors, quants, quants + scales * layout.groups)
         return Fields(vector, *(vector * n for n in items))
 
 
@@ -51,16 +51,18 @@ class BlockSource(Protocol):
     lanes: int  # rows in a vector
     vectors: int
     units: int  # runs of a loop over a block
-    unit_k: int  # k from one unit's activations to those of the next
 
     def block(self, weights: Value, index: Value) -> Value:
         """Address of a block, which the other methods take."""
 
-    def groups(self, block: Value, unit: Value) -> Iterator[tuple[int, int, list[Value]]]:
-        """Yields (sub-block in the unit, k of a group in the unit, quants)."""
+    def activations(self, x: Value, unit: Value) -> Value:
+        """Address of a unit's activations, of a block's at x."""
 
-    def scale(self, block: Value, unit: Value, sub: int) -> list[Value] | int:
-        """Of a sub-block, for each row, as `Dots.flush` takes it."""
+    def groups(self, block: Value, unit: Value) -> Iterator[tuple[int, int, list[Value]]]:
+        """Yields (item of the unit, see `IntegerLayout.unit`; k of a group in the unit; quants)."""
+
+    def scale(self, block: Value, unit: Value, item: int) -> list[Value] | int:
+        """For each row, as `Dots.flush` takes it."""
 
     def pair(self, block: Value, index: int) -> list[Value]: ...
 
@@ -75,9 +77,8 @@ class Packed:
 
     def __init__(self, e: Emitter, layout: IntegerLayout, kind: Dots) -> None:
         self.e, self.layout, self.kind = e, layout, kind
-        self.units = layout.units
-        self.subs, self.sub_k = layout.subs(kind), layout.sub_k(kind)
-        self.unit_k = self.subs * self.sub_k
+        self.units, self.parts = layout.units, layout.parts(kind)
+        self.sub_k = 4 * layout.groups
         self.buffer = e.buffer(_HEAD_BYTES)
         self.head = self.buffer
 
@@ -87,16 +88,18 @@ class Packed:
             self.head = self.layout.head(self.e, block, self.buffer)
         return block
 
+    def activations(self, x: Value, unit: Value) -> Value:
+        return x + unit * (self.layout.subs * self.sub_k)
+
     def groups(self, block: Value, unit: Value) -> Iterator[tuple[int, int, list[Value]]]:
         _prefetch_unit(self.e, self.layout, block, unit)
-        for sub, group, quants in self.layout.unit(self.e, self.kind, block, unit):
-            yield sub, sub * self.sub_k + 4 * group, [quants]
+        for item, group, quants in self.layout.unit(self.e, self.kind, block, unit):
+            yield item, item // self.parts * self.sub_k + 4 * group, [quants]
 
-    def scale(self, block: Value, unit: Value, sub: int) -> list[Value] | int:
+    def scale(self, block: Value, unit: Value, item: int) -> list[Value] | int:
         if isinstance(self.layout, KQuant):
-            return [self.kind.scale(self.layout.scale(self.e, self.head, unit, sub))]
-        assert isinstance(self.layout, Legacy)
-        return self.layout.scales[sub]
+            return [_item_scale(self.e, self.layout, self.kind, self.head, unit, item)]
+        return _PART ** (item % self.parts)
 
     def pair(self, block: Value, index: int) -> list[Value]:
         assert isinstance(self.layout, KQuant)
@@ -107,19 +110,22 @@ class Packed:
 
 
 class Unpacked:
-    """Reads one chunk that `unpacker` wrote; a unit is one sub-block."""
+    """Reads one chunk that `unpacker` wrote; a unit is one part of a sub-block."""
 
     def __init__(
         self, e: Emitter, layout: IntegerLayout, kind: Dots, row_blocks: int, lanes: int
     ) -> None:
         self.e, self.layout, self.lanes = e, layout, lanes
         self.vectors = row_blocks * ROWS // lanes
-        self.units = layout.units * layout.subs(kind)
-        self.unit_k = layout.sub_k(kind)
+        self.parts = layout.parts(kind)
+        self.units = layout.units * layout.subs * self.parts
         self.fields = Fields.of(layout, kind, row_blocks)
 
     def block(self, weights: Value, index: Value) -> Value:
         return weights + index * self.fields.size
+
+    def activations(self, x: Value, unit: Value) -> Value:
+        return x + (unit >> (self.parts - 1)) * (4 * self.layout.groups)  # parts are 1 or 2
 
     def groups(self, block: Value, unit: Value) -> Iterator[tuple[int, int, list[Value]]]:
         first = block + unit * (self.layout.groups * self.fields.vector)
@@ -127,7 +133,7 @@ class Unpacked:
             at = self.fields.quants + group * self.fields.vector
             yield 0, 4 * group, self._vectors("i8", first, at)
 
-    def scale(self, block: Value, unit: Value, sub: int) -> list[Value] | int:
+    def scale(self, block: Value, unit: Value, item: int) -> list[Value] | int:
         if self.units == 1:
             return 1
         return self._vectors("i32", block + unit * self.fields.vector, 0)
@@ -143,6 +149,13 @@ class Unpacked:
         per_row = {"i8": 4, "i16": 2, "i32": 1, "f32": 1}[element]
         kind, step = Vector(element, self.lanes * per_row), self.lanes * 4
         return [self.e.load(kind, address, offset + v * step) for v in range(self.vectors)]
+
+
+def _item_scale(
+    e: Emitter, layout: KQuant, kind: Dots, head: Value, unit: Value, item: int
+) -> Value:
+    sub, part = divmod(item, layout.parts(kind))
+    return kind.scale(layout.scale(e, head, unit, sub) * _PART**part)
 
 
 def _prefetch_unit(e: Emitter, layout: IntegerLayout, block: Value, unit: Value) -> None:
@@ -224,11 +237,11 @@ def unpacker(layout: Layout, row_blocks: int) -> Any:
                 e.store(factor, out, fields.factors + i * fields.vector)
             with e.loop(layout.units) as unit:
                 _prefetch_unit(e, layout, block, unit)
-                subs = layout.subs(kind)
-                first = out + unit * (subs * layout.groups * fields.vector)
-                for sub, group, quants in layout.unit(e, kind, block, unit):
-                    item = sub * layout.groups + group
-                    e.store(quants, first, fields.quants + item * fields.vector)
+                items = layout.subs * layout.parts(kind)
+                first = out + unit * (items * layout.groups * fields.vector)
+                for item, group, quants in layout.unit(e, kind, block, unit):
+                    at = fields.quants + (item * layout.groups + group) * fields.vector
+                    e.store(quants, first, at)
 
     def write_floats(e: Emitter, packed: Value, scratch: Value, blocks: Value) -> None:
         assert isinstance(layout, FloatLayout)
@@ -253,13 +266,14 @@ def _write_head(
     """Scales and pairs of a block, where its format has them."""
     if isinstance(layout, KQuant):
         head = layout.head(e, block, buffer)
+        items = layout.subs * layout.parts(kind)
         with e.loop(layout.units) as unit:
-            to = out + unit * (2 * fields.vector)
-            for sub in range(2):
-                scale = kind.scale(layout.scale(e, head, unit, sub))
-                e.store(scale, to, sub * fields.vector)
+            to = out + unit * (items * fields.vector)
+            for item in range(items):
+                scale = _item_scale(e, layout, kind, head, unit, item)
+                e.store(scale, to, item * fields.vector)
         for i in range(layout.n_pairs):
             e.store(layout.pair(e, head, i), out, fields.pairs + i * fields.vector)
-    elif isinstance(layout, Legacy) and fields.pairs:
-        for sub, constant in enumerate(layout.scales):
-            e.store(kind.scale(e.splat(i32x8, constant)), out, sub * fields.vector)
+    elif fields.pairs:
+        for part in range(layout.parts(kind)):
+            e.store(kind.scale(e.splat(i32x8, _PART**part)), out, part * fields.vector)

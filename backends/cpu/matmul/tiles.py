@@ -15,7 +15,7 @@ from typing import Any
 from localllm.backends.cpu.matmul import activations as act
 from localllm.backends.cpu.matmul.dots import dot_pairs, dots
 from localllm.backends.cpu.matmul.emit import Emitter, Value, Variable, routine
-from localllm.backends.cpu.matmul.k_quants import KQuant
+from localllm.backends.cpu.matmul.k_quant import KQuant
 from localllm.backends.cpu.matmul.layout import FloatLayout, IntegerLayout, Layout
 from localllm.backends.cpu.matmul.shape import TileShape
 from localllm.backends.cpu.matmul.sources import (
@@ -38,16 +38,16 @@ def packed_tile(layout: Layout, columns: int) -> Any:
     columns whose records begin at `activations`, side by side; a column's next record is `stride`
     bytes on.
     """
-    return routine(5, _Writer(layout, columns, None))
+    return routine(5, TileWriter(layout, columns, None))
 
 
 def unpacked_tile(layout: Layout, columns: int, shape: TileShape) -> Any:
     """The same for one unpacked chunk; sums are [column][row block][row]."""
-    return routine(5, _Writer(layout, columns, shape))
+    return routine(5, TileWriter(layout, columns, shape))
 
 
-class _Writer:
-    """Emits a tile: what `routine` calls."""
+class TileWriter:
+    """Emits a tile: what `routine` calls. Without a shape it reads packed weights."""
 
     def __init__(self, layout: Layout, columns: int, shape: TileShape | None) -> None:
         self.layout, self.columns, self.shape = layout, columns, shape
@@ -113,14 +113,14 @@ class _IntegerTile(_Tile):
         """Sums of scale * quant * activation over a block, i32, [column][vector]."""
         totals = self.zeros(self.i32)
         with self.e.loop(self.source.units) as unit:
-            at = x + unit * self.source.unit_k
+            at = self.source.activations(x, unit)
             chains: dict[int, _Chain] = {}
-            for sub, k, weights in self.source.groups(block, unit):
-                chain = chains.setdefault(sub, _Chain(len(self.columns), len(self.vectors)))
+            for item, k, weights in self.source.groups(block, unit):
+                chain = chains.setdefault(item, _Chain(len(self.columns), len(self.vectors)))
                 self._add(chain, weights, at, k)
                 full = self.dots.limits_chains and chain.length == self.layout.chain
                 if full or chain.groups == self.layout.groups:
-                    self._flush(chain, totals, self.source.scale(block, unit, sub))
+                    self._flush(chain, totals, self.source.scale(block, unit, item))
         return [[total.get() for total in column] for column in totals]
 
     def _add(self, chain: _Chain, weights: list[Value], x: Value, k: int) -> None:
@@ -171,7 +171,9 @@ class _KQuantTile(_IntegerTile):
             offsets = self._offsets(pairs, record, column)
             for v in self.vectors:
                 of_rows = [factor[v] for factor in factors]
-                value = self.layout.combine(self.e, totals[column][v], offsets[v], of_rows)
+                value = self.layout.combine(
+                    self.e, self.dots, totals[column][v], offsets[v], of_rows
+                )
                 sums.set(column, v, self.e.fma(scale, value, sums.get(column, v)))
 
     def _offsets(self, pairs: list[list[Value]], x: Value, column: int) -> list[Value]:
@@ -205,8 +207,8 @@ class _LegacyTile(_IntegerTile):
         """Adds one block's product of one column."""
         e = self.e
         scale = e.broadcast(self.f32, x, act.SCALES)
-        if self.layout.offset_bits is not None:
-            excess = e.broadcast(self.i32, x, act.SUMS) << self.layout.offset_bits
+        if (bits := self.layout.excess(self.dots)) is not None:
+            excess = e.broadcast(self.i32, x, act.SUMS) << bits
             totals = [total - excess for total in totals]
         for v in self.vectors:
             value = e.fma(factors[0][v] * scale, e.to_f32(totals[v]), sums.get(column, v))

@@ -79,7 +79,7 @@ def round_to_i32(typingctx: Any, x: Any) -> Any:
     """The nearest integer, ties to even; |x| must be below 2**22."""
 
     def build(context: Any, b: Any, sig: Any, args: Any) -> Any:
-        if target.current() == "scalar":
+        if not target.is_x86():
             # Adding 1.5 * 2**23 leaves the rounded integer in the low mantissa bits.
             shifted = b.fadd(args[0], constant(f32x8.ir, 12582912.0))
             return b.sub(b.bitcast(shifted, i32x8.ir), constant(i32x8.ir, 0x4B400000))

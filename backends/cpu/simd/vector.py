@@ -104,6 +104,24 @@ def lanes(b: Any, x: Any, indices: list[int]) -> Any:
     return b.shuffle_vector(x, x, ir.Constant(ir.VectorType(I32, len(indices)), indices))
 
 
+def in_parts(b: Any, count: int, operation: Callable[..., Any], *vectors: Any) -> Any:
+    """An operation that has narrower vectors: applied to `count` parts of each, side by side."""
+    results = []
+    for i in range(count):
+        sizes = [v.type.count // count for v in vectors]
+        pairs = zip(vectors, sizes, strict=True)
+        results.append(operation(*(lanes(b, v, list(range(i * n, i * n + n))) for v, n in pairs)))
+    while len(results) > 1:
+        pairs = zip(results[::2], results[1::2], strict=True)
+        results = [_side_by_side(b, first, second) for first, second in pairs]
+    return results[0]
+
+
+def _side_by_side(b: Any, x: Any, y: Any) -> Any:
+    n = 2 * x.type.count
+    return b.shuffle_vector(x, y, ir.Constant(ir.VectorType(I32, n), list(range(n))))
+
+
 def splat_ir(b: Any, scalar: Any, n: int) -> Any:
     """A vector with the scalar in every lane."""
     empty = ir.Constant(ir.VectorType(scalar.type, n), ir.Undefined)

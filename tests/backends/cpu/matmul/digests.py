@@ -10,10 +10,17 @@ import numpy as np
 
 from localllm.backends.cpu import target
 from localllm.gguf import TensorType
-from tests.backends.cpu.matmul.products import Matrix, random_weights
+from tests.backends.cpu.matmul.products import Matrix, extreme_weights, random_weights
 
-# Scales and pairs; planes of nibbles or bytes, offset; conversion and fused multiply-add.
-KINDS = (TensorType.Q6_K, TensorType.Q8_0, TensorType.F16)
+KINDS = (
+    TensorType.Q6_K,  # scales and pairs
+    TensorType.Q2_K,  # minima and scales in one byte
+    TensorType.Q3_K,  # six-bit scales
+    TensorType.Q8_0,  # whole bytes
+    TensorType.IQ4_XS,  # whole bytes from a table, with scales
+    TensorType.MXFP4,  # a table, exponents
+    TensorType.F16,  # conversion and fused multiply-add
+)
 
 
 def digests() -> dict[str, str]:
@@ -24,6 +31,10 @@ def digests() -> dict[str, str]:
         digest = hashlib.sha256(matrix.packed.tobytes())
         for n in (1, 7, 16):
             digest.update(matrix(x[:n]).tobytes())
+        for byte in (0xFF, 0x80, 0):
+            extreme = Matrix(kind, [extreme_weights(kind, 8, 512, byte)], 512)
+            for n, value in ((2, 3.5), (12, -3.5)):
+                digest.update(extreme(np.full((n, 512), value, np.float32)).tobytes())
         found[kind.name] = digest.hexdigest()
     return found
 

@@ -18,7 +18,14 @@ from tests.backends.cpu.kernels.harness import Header, address, aligned, run
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
 
-K_QUANTS = (TensorType.Q4_K, TensorType.Q5_K, TensorType.Q6_K)
+SUPER_BLOCKS = (
+    TensorType.Q2_K,
+    TensorType.Q3_K,
+    TensorType.Q4_K,
+    TensorType.Q5_K,
+    TensorType.Q6_K,
+    TensorType.IQ4_XS,
+)
 FLOATS = (TensorType.F32, TensorType.F16, TensorType.BF16)
 
 
@@ -36,18 +43,43 @@ def random_weights(kind: TensorType, rows: int, cols: int, seed: int = 0) -> Byt
         return np.ascontiguousarray(raw).view(np.uint8).reshape(rows, -1)
     block, size = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
     raw = rng.integers(0, 256, (rows, cols // block, size), dtype=np.uint8)
+    if kind == TensorType.MXFP4:
+        raw[..., 0] = rng.integers(114, 122, (rows, cols // block), dtype=np.uint8)
     for at in scale_offsets(kind):
         scales = rng.uniform(-0.01, 0.01, (rows, cols // block, 1)).astype(np.float16)
         raw[..., at : at + 2] = scales.view(np.uint8)
     return raw.reshape(rows, -1)
 
 
+def extreme_weights(kind: TensorType, rows: int, cols: int, byte: int) -> Bytes:
+    """All quants and integer scales have the same bits."""
+    if kind in FLOATS:
+        return random_weights(kind, rows, cols)
+    raw = np.full_like(random_weights(kind, rows, cols), byte).reshape(
+        rows, cols // step_of_k(kind), -1
+    )
+    if kind == TensorType.MXFP4:
+        raw[..., 0] = 120
+    for at in scale_offsets(kind):
+        raw[..., at : at + 2] = np.array([0.01], np.float16).view(np.uint8)
+    return raw.reshape(rows, -1)
+
+
 def scale_offsets(kind: TensorType) -> tuple[int, ...]:
     """Where a block of the file has its float16 numbers."""
-    if kind == TensorType.Q6_K:
-        return (208,)
-    two = (TensorType.Q4_1, TensorType.Q5_1, TensorType.Q4_K, TensorType.Q5_K)
-    return (0, 2) if kind in two else (0,)
+    return _SCALE_OFFSETS.get(kind, (0,))
+
+
+_SCALE_OFFSETS = {
+    TensorType.Q4_1: (0, 2),
+    TensorType.Q5_1: (0, 2),
+    TensorType.Q4_K: (0, 2),
+    TensorType.Q5_K: (0, 2),
+    TensorType.Q2_K: (80, 82),
+    TensorType.Q3_K: (108,),
+    TensorType.Q6_K: (208,),
+    TensorType.MXFP4: (),
+}
 
 
 def dequantize(raw: Bytes, kind: TensorType) -> Floats:

@@ -10,14 +10,13 @@ from localllm.backends.cpu.matmul import FORMATS
 from localllm.gguf import TensorType
 from tests.backends.cpu.matmul.products import (
     FLOATS,
-    K_QUANTS,
-    Bytes,
+    SUPER_BLOCKS,
     Floats,
     Matrix,
     as_multiplied,
     dequantize,
+    extreme_weights,
     random_weights,
-    scale_offsets,
     step_of_k,
 )
 
@@ -141,17 +140,6 @@ def test_the_largest_sums_do_not_overflow(kind: TensorType, byte: int, sign: int
         assert_close(matrix(x[:n]), as_multiplied(x[:n], matrix.format.activation.name), weights)
 
 
-def extreme_weights(kind: TensorType, rows: int, cols: int, byte: int) -> Bytes:
-    if kind in FLOATS:
-        return random_weights(kind, rows, cols)
-    raw = np.full_like(random_weights(kind, rows, cols), byte).reshape(
-        rows, cols // step_of_k(kind), -1
-    )
-    for at in scale_offsets(kind):
-        raw[..., at : at + 2] = np.array([0.01], np.float16).view(np.uint8)
-    return raw.reshape(rows, -1)
-
-
 @every_format
 def test_rows_without_size(kind: TensorType) -> None:
     """Zeros, and numbers too small to be divided by, give finite products."""
@@ -174,7 +162,9 @@ def test_a_row_that_is_not_finite_stays_so_and_harms_no_other(kind: TensorType) 
         assert np.array_equal(found[[0, 2]], good[[0, 2]])
 
 
-@pytest.mark.parametrize("kind", [k for k in FORMATS if k not in K_QUANTS], ids=lambda k: k.name)
+@pytest.mark.parametrize(
+    "kind", [k for k in FORMATS if k not in SUPER_BLOCKS], ids=lambda k: k.name
+)
 def test_real_widths_that_are_no_multiple_of_256(kind: TensorType) -> None:
     for cols in (96, 576, 640, 960):
         raw, x = random_weights(kind, 24, cols), random_rows(11, cols)
