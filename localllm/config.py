@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 
 from localllm.errors import RequestError
@@ -40,15 +41,54 @@ class EngineConfig:
             )
 
 
-@dataclass(frozen=True, kw_only=True)
-class ServerConfig:
-    """What the HTTP process needs beside the engine's configuration."""
+def config_hash(config: EngineConfig) -> str:
+    """Tells engines apart that are set up differently; the model's folder does not count."""
+    settings = sorted({**vars(config), "model": config.model.name}.items())
+    return sha256(repr(settings).encode()).hexdigest()[:12]
 
-    engine: EngineConfig
+
+@dataclass(frozen=True, kw_only=True)
+class HttpConfig:
+    """Where the HTTP process listens, to whom, and how much it bears.
+
+    Times are in seconds; `None` is no limit.
+    """
+
     host: str = "127.0.0.1"
     port: int = 8080
-    alias: str | None = None
+    api_keys: tuple[str, ...] = ()
+    api_key_file: Path | None = None  # see server/auth.py
+    insecure: bool = False  # listen beyond this machine without a key
+    cors_origins: tuple[str, ...] = ()  # beside those of this machine; "*" is any
+    allowed_hosts: tuple[str, ...] = ()  # names in Host beside those of this machine; "*" is any
+    ssl_certfile: Path | None = None
+    ssl_keyfile: Path | None = None
+    max_queue: int = 128  # requests that wait while others are answered
+    queue_timeout: float | None = 300.0
+    request_timeout: float | None = 3600.0
+    max_body_size: int = 16 * 2**20  # bytes
     drain_seconds: float = 30.0
+
+    def __post_init__(self) -> None:
+        if self.max_queue < 0:
+            raise RequestError(
+                f"max_queue must be 0 or more, not {self.max_queue}", param="max_queue"
+            )
+        for name in ("queue_timeout", "request_timeout", "max_body_size"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise RequestError(f"{name} must be more than 0, not {value}", param=name)
+        if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
+            raise RequestError("ssl_certfile and ssl_keyfile go together", param="ssl_keyfile")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerConfig:
+    """What `localllm serve` needs to know."""
+
+    engine: EngineConfig
+    http: HttpConfig = field(default_factory=HttpConfig)
+    alias: str | None = None
 
 
 @dataclass(frozen=True)

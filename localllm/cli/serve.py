@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -21,7 +23,7 @@ from localllm.cli.common import (
     log_to_stderr,
     size_option,
 )
-from localllm.config import EngineConfig, ServerConfig
+from localllm.config import EngineConfig, HttpConfig, ServerConfig, config_hash
 
 logger = logging.getLogger("localllm.cli")
 
@@ -73,6 +75,77 @@ def serve(
             min=0, metavar="SECONDS", help="How long open answers may still take at shutdown."
         ),
     ] = 30.0,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            envvar="LOCALLLM_API_KEY",
+            metavar="KEY",
+            help="Answer only those who send this key. Repeatable. The environment variable keeps "
+            "it out of the list of processes.",
+        ),
+    ] = None,
+    api_key_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Keys with names, traffic classes and limits, as TOML: [[key]] tables with name, "
+            "key or sha256, class, requests_per_minute, max_concurrent.",
+        ),
+    ] = None,
+    insecure: Annotated[
+        bool,
+        typer.Option("--insecure", help="Let other machines in without a key."),
+    ] = False,
+    cors_origin: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ORIGIN",
+            help="Let web pages of this origin use the server, such as https://chat.example. "
+            "Repeatable; * is any. Pages of this machine may without.",
+        ),
+    ] = None,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Another name that requests may give this machine while it listens on localhost. "
+            "Repeatable; * is any.",
+        ),
+    ] = None,
+    ssl_certfile: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Serve HTTPS with this certificate (chain), as PEM."),
+    ] = None,
+    ssl_keyfile: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The certificate's private key, as PEM.")
+    ] = None,
+    max_queue: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            metavar="N",
+            help="Most requests that wait while --max-num-seqs others are answered. More are "
+            "refused with 429.",
+        ),
+    ] = 128,
+    queue_timeout: Annotated[
+        float,
+        typer.Option(
+            min=0, metavar="SECONDS", help="Longest wait for the first step, then 503; 0: no limit."
+        ),
+    ] = 300.0,
+    request_timeout: Annotated[
+        float,
+        typer.Option(
+            min=0, metavar="SECONDS", help="Longest time for a whole answer; 0: no limit."
+        ),
+    ] = 3600.0,
+    max_body_size: Annotated[
+        int,
+        typer.Option(
+            parser=size_option, metavar="SIZE", help="Longest request body; more is refused unread."
+        ),
+    ] = 16 * 2**20,
     debug: Debug = False,
 ) -> None:
     """Serve a model over HTTP: an OpenAI-compatible API, and a chat page at /."""
@@ -90,17 +163,34 @@ def serve(
             kv_cache_memory=kv_cache_memory,
             prefix_cache=not no_prefix_cache,
         )
-        config = ServerConfig(
-            engine=engine, host=host, port=port, alias=alias, drain_seconds=drain_seconds
+        http = HttpConfig(
+            host=host,
+            port=port,
+            api_keys=tuple(api_key or ()),
+            api_key_file=api_key_file,
+            insecure=insecure,
+            cors_origins=tuple(cors_origin or ()),
+            allowed_hosts=tuple(allowed_host or ()),
+            ssl_certfile=ssl_certfile,
+            ssl_keyfile=ssl_keyfile,
+            max_queue=max_queue,
+            queue_timeout=queue_timeout or None,
+            request_timeout=request_timeout or None,
+            max_body_size=max_body_size,
+            drain_seconds=drain_seconds,
         )
-        asyncio.run(_serve(config))
+        asyncio.run(_serve(ServerConfig(engine=engine, http=http, alias=alias)))
 
 
 async def _serve(config: ServerConfig) -> None:
-    from localllm.server.listen import bind, url_of
+    from localllm.server.auth import load_keys
+    from localllm.server.listen import bind, check_exposure, url_of
 
-    listener = bind(config.host, config.port)
-    url = url_of(listener)
+    http = config.http
+    keys = load_keys(http.api_keys, http.api_key_file)
+    listener = bind(http.host, http.port)
+    check_exposure(listener, has_keys=bool(keys), insecure=http.insecure)
+    url = url_of(listener, "https" if http.ssl_certfile else "http")
     logger.info("Loading %s; %s answers as soon as it is ready", config.engine.model.name, url)
 
     from localllm.engine.client import AsyncEngineClient
@@ -109,7 +199,8 @@ async def _serve(config: ServerConfig) -> None:
     from localllm.server.service import Service
 
     engine = AsyncEngineClient(config.engine)
-    service = Service(engine, lambda: load_served_model(config.engine.model, config.alias))
+    load_model = partial(load_served_model, config.engine.model, config.alias)
+    service = Service(engine, load_model, config_hash(config.engine))
 
     def announce() -> None:
         ready = engine.ready
@@ -120,4 +211,4 @@ async def _serve(config: ServerConfig) -> None:
             flush=True,
         )
 
-    await serve(service, listener, config.drain_seconds, announce)
+    await serve(service, listener, announce, http, keys, config.engine.max_num_seqs)

@@ -118,6 +118,11 @@ class AsyncEngineClient:
         """Why there is no engine and will not be one again; None while there may be."""
         return self._supervisor.failed
 
+    @property
+    def restarts(self) -> int:
+        """Engines that became ready after the first one."""
+        return self._supervisor.restarts
+
     async def start(self) -> Ready:
         """Returns when the engine is warmed up; ModelError when it cannot be."""
         self._loop = asyncio.get_running_loop()

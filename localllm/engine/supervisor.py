@@ -59,6 +59,7 @@ class Supervisor:
         self.first_ready: Future[Ready] = Future()  # or why there will never be one
         self.ready: Ready | None = None  # as of the last time that it was
         self.stats = EngineStats()
+        self.restarts = 0  # engines that became ready after the first one
         self._config = config
         self._on_news = on_news
         self._hang_seconds = hang_seconds
@@ -170,6 +171,8 @@ class Supervisor:
                     self._writer = _Writer(process)
                 if not self.first_ready.done():
                     self.first_ready.set_result(message)
+                else:
+                    self.restarts += 1
             case Fatal():
                 self._failure = _error_of(message)
 

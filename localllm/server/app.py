@@ -4,21 +4,46 @@ from __future__ import annotations
 
 from fastapi import FastAPI
 
+from localllm.config import HttpConfig
+from localllm.server.access import Authentication, Cors, HostCheck, is_local_name
+from localllm.server.admitted import Admission
+from localllm.server.auth import KeyRing
 from localllm.server.errors import add_error_handlers
+from localllm.server.gate import Gate
+from localllm.server.metrics import Metrics
 from localllm.server.middleware import BodyLimit, RequestScope
-from localllm.server.routes import about, generate, tokens
+from localllm.server.routes import about, generate, metrics, tokens
 from localllm.server.service import VERSION, Service
+from localllm.server.ticket import Patience
 
-MAX_BODY_BYTES = 16 * 2**20
+MAX_RUNNING = 16
 
 
-def create_app(service: Service, max_body_bytes: int = MAX_BODY_BYTES) -> FastAPI:
-    """Routes over `service`, which the caller loads and closes."""
+def create_app(
+    service: Service,
+    config: HttpConfig | None = None,
+    keys: KeyRing | None = None,
+    max_running: int = MAX_RUNNING,
+) -> FastAPI:
+    """Routes over `service`, which the caller loads and closes. `max_running` is the most
+    sequences that its engine computes at a time."""
+    config = config or HttpConfig()
     app = FastAPI(title="localllm", version=VERSION, docs_url=None, redoc_url=None)
     app.state.service = service
-    for routes in (generate, tokens, about):
+    app.state.metrics = Metrics(service, max_running)
+    app.state.admission = Admission(
+        service,
+        Gate(max_running + config.max_queue),
+        app.state.metrics,
+        Patience(config.queue_timeout, config.request_timeout),
+    )
+    for routes in (generate, tokens, about, metrics):
         app.include_router(routes.router)
     add_error_handlers(app)
-    app.add_middleware(BodyLimit, max_bytes=max_body_bytes)
-    app.add_middleware(RequestScope, service=service)  # outermost
+    app.add_middleware(BodyLimit, max_bytes=config.max_body_size)
+    app.add_middleware(Authentication, keys=keys or KeyRing())
+    app.add_middleware(Cors, origins=config.cors_origins)
+    if is_local_name(config.host) and "*" not in config.allowed_hosts:
+        app.add_middleware(HostCheck, allowed=config.allowed_hosts)
+    app.add_middleware(RequestScope, service=service, metrics=app.state.metrics)  # outermost
     return app

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, ClassVar
 
@@ -17,6 +17,7 @@ from localllm.server.protocol.answers import (
     Completion,
     CompletionChoice,
     PromptTokensDetails,
+    Timings,
     Usage,
 )
 from localllm.server.service import VERSION
@@ -39,7 +40,8 @@ class _Writer:
     id_prefix: ClassVar[str]
     chunk_object: ClassVar[str]
 
-    def __init__(self, model_id: str) -> None:
+    def __init__(self, model_id: str, timings: Callable[[], Mapping[str, Any]]) -> None:
+        self._timings = timings
         self.id = f"{self.id_prefix}-{secrets.token_hex(12)}"
         self.created = int(time.time())
         self.model_id = model_id
@@ -47,15 +49,20 @@ class _Writer:
     async def stream(
         self, generation: Generation, include_usage: bool
     ) -> AsyncGenerator[bytes, None]:
-        """The events of a stream, `[DONE]` last."""
-        extra = {"usage": None} if include_usage else {}
+        """The events of a stream, `[DONE]` last. `timings` stand in the last chunk."""
+        extra: dict[str, Any] = {"usage": None} if include_usage else {}
+        unfinished = generation.n_choices
         async with aclosing(generation.deltas()) as deltas:
             async for delta in deltas:
+                unfinished -= delta.finish_reason is not None
                 for choice in self._chunk_choices(delta):
+                    if choice["finish_reason"] and not unfinished and not include_usage:
+                        extra["timings"] = self._timings()
                     yield encode_event(self._chunk([choice], extra))
         if include_usage:
             usage = usage_of(generation.usage).model_dump()
-            yield encode_event(self._chunk([], {"usage": usage}))
+            last = {"usage": usage, "timings": self._timings()}
+            yield encode_event(self._chunk([], last))
         yield DONE
 
     def _chunk(self, choices: list[dict[str, Any]], extra: dict[str, Any]) -> dict[str, Any]:
@@ -77,8 +84,8 @@ class ChatWriter(_Writer):
     id_prefix = "chatcmpl"
     chunk_object = "chat.completion.chunk"
 
-    def __init__(self, model_id: str) -> None:
-        super().__init__(model_id)
+    def __init__(self, model_id: str, timings: Callable[[], Mapping[str, Any]]) -> None:
+        super().__init__(model_id, timings)
         self._opened: set[int] = set()
 
     def whole(self, answers: Sequence[Answer], usage: TokenUsage) -> ChatCompletion:
@@ -97,6 +104,7 @@ class ChatWriter(_Writer):
             choices=choices,
             usage=usage_of(usage),
             system_fingerprint=FINGERPRINT,
+            timings=Timings(**self._timings()),
         )
 
     def _chunk_choices(self, delta: Delta) -> Iterator[dict[str, Any]]:
@@ -132,6 +140,7 @@ class CompletionWriter(_Writer):
             choices=choices,
             usage=usage_of(usage),
             system_fingerprint=FINGERPRINT,
+            timings=Timings(**self._timings()),
         )
 
     def _chunk_choices(self, delta: Delta) -> Iterator[dict[str, Any]]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
 
 from localllm.errors import EngineError, LocalLLMError, RequestError
 from localllm.server.validation import describe_validation_error
@@ -22,12 +23,26 @@ SERVER_ERROR = "server_error"
 
 
 class UnavailableError(LocalLLMError):
-    """The server cannot answer now and says when to come back: HTTP 503."""
+    """The server cannot answer now and says, in seconds, when to come back: HTTP 503."""
+
+    status: ClassVar = 503
+    type: ClassVar = SERVER_ERROR
 
     def __init__(self, message: str, *, code: str, retry_after: int) -> None:
         super().__init__(message)
         self.code = code
         self.retry_after = retry_after
+
+
+class TooManyRequestsError(UnavailableError):
+    """There are too many requests, or too many of this client: HTTP 429."""
+
+    status: ClassVar = 429
+    type: ClassVar = "rate_limit_error"
+
+
+class TimeLimitError(LocalLLMError):
+    """The answer took longer than a request may: HTTP 504."""
 
 
 class ClientGoneError(Exception):
@@ -59,6 +74,15 @@ class Failure:
         return JSONResponse(self.envelope(), self.status, self.headers)
 
 
+class FailureError(HTTPException):
+    """A failure that is known as such. (FastAPI lets an HTTPException pass while it reads a body,
+    and takes anything else for a body that is no JSON.)"""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.status, failure.message, failure.headers)
+        self.failure = failure
+
+
 def failure_of(error: Exception) -> Failure:
     """The failure that stands for `error`; one that nobody foresaw tells nothing of itself."""
     match error:
@@ -68,11 +92,16 @@ def failure_of(error: Exception) -> Failure:
             return _validation_failure(error)
         case UnavailableError():
             wait = {"retry-after": str(error.retry_after)}
-            return Failure(503, str(error), SERVER_ERROR, code=error.code, headers=wait)
+            return Failure(error.status, str(error), error.type, code=error.code, headers=wait)
+        case TimeLimitError():
+            once = {"x-should-retry": "false"}  # it would take as long again
+            return Failure(504, str(error), SERVER_ERROR, code="request_timeout", headers=once)
         case EngineError():
             # Clients retry a 500 on their own, and this request may be what the engine died of.
             once = {"x-should-retry": "false"}
             return Failure(500, str(error), SERVER_ERROR, code="engine_error", headers=once)
+        case FailureError():
+            return error.failure
         case HTTPException():
             headers = error.headers or {}
             return Failure(error.status_code, error.detail, INVALID_REQUEST, headers=headers)
@@ -90,29 +119,46 @@ def _validation_failure(error: RequestValidationError) -> Failure:
 
 def add_error_handlers(app: FastAPI) -> None:
     """Errors that nobody foresaw are left to the outermost middleware, which logs them."""
-    for kind in (RequestError, RequestValidationError, UnavailableError, EngineError):
+    for kind in (
+        RequestError,
+        RequestValidationError,
+        UnavailableError,
+        TimeLimitError,
+        EngineError,
+    ):
         app.add_exception_handler(kind, _respond)
     app.add_exception_handler(HTTPException, _respond_to_http_error)
     app.add_exception_handler(ClientGoneError, _note_client_gone)
 
 
-async def _respond(_request: Request, error: Exception) -> JSONResponse:
-    return failure_of(error).response()
+async def refuse(failure: Failure, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers with a failure, and leaves it where the log and the metrics look for it."""
+    scope["state"]["failure"] = failure
+    await failure.response()(scope, receive, send)
+
+
+def _respond_with(failure: Failure, request: Request) -> JSONResponse:
+    request.state.failure = failure
+    return failure.response()
+
+
+async def _respond(request: Request, error: Exception) -> JSONResponse:
+    return _respond_with(failure_of(error), request)
 
 
 async def _respond_to_http_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     where = f"{request.method} {request.url.path}"
+    failure = failure_of(error)
     if error.status_code == 404 and error.detail == "Not Found":
         message = f"Unknown request URL: {where}"
-        return Failure(404, message, INVALID_REQUEST, code="unknown_url").response()
+        failure = replace(failure, message=message, code="unknown_url")
     if error.status_code == 405:
         message = f"Method not allowed: {where}"
-        headers = error.headers or {}
-        failure = Failure(405, message, INVALID_REQUEST, code="method_not_allowed", headers=headers)
-        return failure.response()
-    return failure_of(error).response()
+        failure = replace(failure, message=message, code="method_not_allowed")
+    return _respond_with(failure, request)
 
 
-async def _note_client_gone(_request: Request, _error: Exception) -> JSONResponse:
-    return Failure(499, "The client closed the connection", INVALID_REQUEST).response()
+async def _note_client_gone(request: Request, _error: Exception) -> JSONResponse:
+    gone = Failure(499, "The client closed the connection", INVALID_REQUEST, code="client_gone")
+    return _respond_with(gone, request)

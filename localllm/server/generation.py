@@ -14,7 +14,7 @@ from localllm.engine.messages import SequenceNews, Submit
 from localllm.errors import ContextLengthError, EngineError, RequestError
 from localllm.sampling_params import SamplingParams
 from localllm.server.merge import merge
-from localllm.server.ports import EngineLike
+from localllm.server.ports import SequenceEngine
 from localllm.text.detokenizer import Detokenizer
 from localllm.text.tokenizer import Tokenizer
 
@@ -76,7 +76,7 @@ class Generation:
     """
 
     def __init__(
-        self, engine: EngineLike, tokenizer: Tokenizer, id: str, jobs: Sequence[Job]
+        self, engine: SequenceEngine, tokenizer: Tokenizer, id: str, jobs: Sequence[Job]
     ) -> None:
         self.id = id
         self.usage = TokenUsage(prompt_tokens=sum(len(job.prompt) for job in jobs))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import socket
 
 from localllm.errors import LocalLLMError
@@ -32,6 +33,17 @@ def _bind_failure(error: OSError, host: str, port: int) -> str:
     return f"Cannot listen on {host}:{port}: {error.strerror}"
 
 
-def url_of(listener: socket.socket) -> str:
+def check_exposure(listener: socket.socket, *, has_keys: bool, insecure: bool) -> None:
+    """LocalLLMError when other machines could use the server without a key."""
+    host = listener.getsockname()[0]
+    if has_keys or insecure or ipaddress.ip_address(host.partition("%")[0]).is_loopback:
+        return
+    raise LocalLLMError(
+        f"Not listening on {host} without an API key: whoever reaches this machine could use the "
+        "model. Set one with LOCALLLM_API_KEY, --api-key or --api-key-file, or say --insecure"
+    )
+
+
+def url_of(listener: socket.socket, scheme: str = "http") -> str:
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

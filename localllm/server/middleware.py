@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import secrets
 import time
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from localllm.server.errors import INVALID_REQUEST, Failure, failure_of
+from localllm.server.errors import INVALID_REQUEST, Failure, FailureError, failure_of, refuse
+from localllm.server.metrics import Metrics
 from localllm.server.service import Service
 
 logger = logging.getLogger("localllm.server")
 
+BODY_SECONDS = 60
+
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
-_QUIET_PATHS = frozenset({"/health"})  # asked every few seconds by those who watch
+_QUIET_PATHS = frozenset({"/health", "/metrics"})  # asked every few seconds by those who watch
 
 
 class RequestScope:
@@ -26,9 +29,10 @@ class RequestScope:
     The id is the client's `x-request-id` where that is a plain word, else a new one.
     """
 
-    def __init__(self, app: ASGIApp, service: Service) -> None:
+    def __init__(self, app: ASGIApp, service: Service, metrics: Metrics) -> None:
         self._app = app
         self._service = service
+        self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -52,9 +56,11 @@ class RequestScope:
         except Exception as error:
             logger.exception("%s failed", request_id)
             if not status:
-                await failure_of(error).response()(scope, receive, send_with_id)
+                await refuse(failure_of(error), scope, receive, send_with_id)
         finally:
             self._service.close_request()
+            if failure := scope["state"].get("failure"):
+                self._metrics.rejection(failure.code or failure.type, failure.status)
             _log(scope, request_id, status, time.perf_counter() - began)
 
 
@@ -81,7 +87,8 @@ def _log(scope: Scope, request_id: str, status: int, seconds: float) -> None:
 
 
 class BodyLimit:
-    """Answers 413 to a body that is too long: unread where its length is announced."""
+    """Answers 413 to a body that is too long, unread where its length is announced, and 408 to one
+    that does not come."""
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
         self._app = app
@@ -93,26 +100,49 @@ class BodyLimit:
             return
         announced = Headers(scope=scope).get("content-length", "")
         if announced.isdecimal() and int(announced) > self._max_bytes:
-            failure = Failure(
-                413,
-                self._message(),
-                INVALID_REQUEST,
-                code="request_too_large",
-                headers={"connection": "close"},
-            )
-            await failure.response()(scope, receive, send)
-            return
-        seen = 0
+            await refuse(self._too_long(), scope, receive, send)
+        else:
+            await self._app(scope, _Body(receive, self._max_bytes, self._too_long()).receive, send)
 
-        async def receive_counted() -> Message:
-            nonlocal seen
-            message = await receive()
-            seen += len(message.get("body", b""))
-            if seen > self._max_bytes:
-                raise HTTPException(413, self._message(), {"connection": "close"})
-            return message
+    def _too_long(self) -> Failure:
+        return Failure(
+            413,
+            f"The request body is longer than {self._max_bytes} bytes",
+            INVALID_REQUEST,
+            code="request_too_large",
+            headers={"connection": "close"},
+        )
 
-        await self._app(scope, receive_counted, send)
 
-    def _message(self) -> str:
-        return f"The request body is longer than {self._max_bytes} bytes"
+class _Body:
+    """Counts what comes, and how long it takes until all has come."""
+
+    def __init__(self, receive: Receive, max_bytes: int, too_long: Failure) -> None:
+        self._receive = receive
+        self._left = max_bytes
+        self._too_long = too_long
+        self._deadline = asyncio.get_running_loop().time() + BODY_SECONDS
+        self._complete = False
+
+    async def receive(self) -> Message:
+        if self._complete:
+            return await self._receive()
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                message = await self._receive()
+        except TimeoutError:
+            raise FailureError(_TOO_SLOW) from None
+        self._left -= len(message.get("body", b""))
+        if self._left < 0:
+            raise FailureError(self._too_long)
+        self._complete = not message.get("more_body", False)
+        return message
+
+
+_TOO_SLOW = Failure(
+    408,
+    f"The request body did not come within {BODY_SECONDS} s",
+    INVALID_REQUEST,
+    code="body_timeout",
+    headers={"connection": "close", "x-should-retry": "false"},
+)

@@ -6,12 +6,16 @@ import asyncio
 import logging
 import signal
 import socket
+import ssl
 from collections.abc import Callable
 from types import FrameType
 
 import uvicorn
 
-from localllm.server.app import create_app
+from localllm.config import HttpConfig
+from localllm.errors import LocalLLMError
+from localllm.server.app import MAX_RUNNING, create_app
+from localllm.server.auth import KeyRing
 from localllm.server.service import Service
 
 logger = logging.getLogger("localllm.server")
@@ -22,21 +26,27 @@ _ABORT_SECONDS = 2  # for open connections to take their error, once the drain i
 async def serve(
     service: Service,
     listener: socket.socket,
-    drain_seconds: float,
     on_ready: Callable[[], None],
+    http: HttpConfig | None = None,
+    keys: KeyRing | None = None,
+    max_running: int = MAX_RUNNING,
 ) -> None:
     """Serves until a signal ends it. The first SIGTERM or SIGINT lets open requests finish for
-    `drain_seconds`; the second ends at once. An error in loading ends it and is raised."""
+    `http.drain_seconds`; the second ends at once. An error in loading ends it and is raised."""
+    http = http or HttpConfig()
     config = uvicorn.Config(
-        create_app(service),
+        create_app(service, http, keys, max_running),
         lifespan="off",
         log_config=None,
         access_log=False,
         server_header=False,
         ws="none",
         timeout_graceful_shutdown=_ABORT_SECONDS,
+        ssl_certfile=http.ssl_certfile,
+        ssl_keyfile=http.ssl_keyfile,
     )
-    server = _Server(config, service, drain_seconds)
+    _load_tls(config)
+    server = _Server(config, service, http.drain_seconds)
     serving = asyncio.create_task(server.serve([listener]))
     loading = asyncio.create_task(service.load())
     try:
@@ -52,6 +62,16 @@ async def serve(
         await asyncio.gather(serving, loading, return_exceptions=True)
         await service.close()
         listener.close()
+
+
+def _load_tls(config: uvicorn.Config) -> None:
+    """LocalLLMError when the certificate or its key cannot be used."""
+    try:
+        config.load()
+    except (OSError, ssl.SSLError) as error:
+        files = f"{config.ssl_certfile} and {config.ssl_keyfile}"
+        reason = error.strerror or str(error)
+        raise LocalLLMError(f"{files} are no certificate with its key: {reason}") from error
 
 
 class _Server(uvicorn.Server):

@@ -24,12 +24,15 @@ _TEXT_THREADS = 2
 class Service:
     """One per process. Every API dialect asks it for the model and gives its work to it."""
 
-    def __init__(self, engine: EngineLike, load_model: Callable[[], ServedModel]) -> None:
+    def __init__(
+        self, engine: EngineLike, load_model: Callable[[], ServedModel], config_hash: str = ""
+    ) -> None:
         self.engine = engine
         self.open_requests = 0
         self.draining = False
         self._failed = False
         self._load_model = load_model
+        self._config_hash = config_hash
         self._model: ServedModel | None = None
         self._started = time.monotonic()
         self._threads = ThreadPoolExecutor(_TEXT_THREADS, thread_name_prefix="text")
@@ -63,6 +66,21 @@ class Service:
         if not self.engine.healthy:
             raise UnavailableError(self._detail(), code="engine_unavailable", retry_after=2)
         return self._model
+
+    @property
+    def loaded(self) -> bool:
+        return self._model is not None
+
+    @property
+    def model_name(self) -> str:
+        """The model's id; empty until it is loaded."""
+        return "" if self._model is None else self._model.id
+
+    @property
+    def build_labels(self) -> dict[str, str]:
+        """What tells one deployment from another, beside versions."""
+        quant = "" if self._model is None else str(self._model.details.get("quantization", ""))
+        return {"quant": quant, "config_hash": self._config_hash}
 
     def context(self) -> int:
         """Tokens that prompt and answer of one request may have in all."""

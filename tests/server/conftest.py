@@ -9,6 +9,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from localllm.config import HttpConfig
 from localllm.server.app import create_app
 from localllm.server.served_model import ServedModel, load_served_model
 from localllm.server.service import Service
@@ -42,11 +43,11 @@ async def service(engine: FakeEngine, gpt2: ServedModel) -> AsyncIterator[Servic
 
 @pytest.fixture
 def app(service: Service) -> FastAPI:
-    return create_app(service, max_body_bytes=MAX_BODY_BYTES)
+    return create_app(service, HttpConfig(max_body_size=MAX_BODY_BYTES))
 
 
 @pytest.fixture
 async def client(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
     transport = httpx.ASGITransport(app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         yield client

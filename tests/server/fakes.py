@@ -22,7 +22,8 @@ class FakeEngine:
     """Answers every sequence with one of `answers` in turn, a token at a time, then with
     end-of-sequence tokens.
 
-    `hold_after` n stops every sequence after n tokens until `release`; `fail` ends them instead.
+    `hold_after` n stops every sequence after n tokens until `release`; `fail` ends them instead,
+    and so does `cancel` for one of them.
     """
 
     def __init__(self, tokenizer: Tokenizer, *answers: str) -> None:
@@ -33,6 +34,7 @@ class FakeEngine:
         self.ready: Ready | None = None
         self.healthy = False
         self.failed: str | None = None
+        self.restarts = 0
         self.preemptions = 0
         self.cached_tokens = 0
         self.hold_after: int | None = None
@@ -45,7 +47,8 @@ class FakeEngine:
         self.loadable.set()
         self.load_error: Exception | None = None
         self.cancel_seen = asyncio.Event()
-        self._released = asyncio.Event()
+        self._released = False
+        self._held: dict[str, asyncio.Event] = {}
 
     def say(self, *answers: str) -> None:
         self._answers = cycle(answers)
@@ -82,8 +85,12 @@ class FakeEngine:
         answer = self._tokenizer.encode(next(self._answers), add_special=False)
         try:
             for count, token in enumerate(chain(answer, repeat(self._eos))):
-                if count == self.hold_after:
-                    await self._released.wait()
+                if count == self.hold_after and not self._released:
+                    self._held[request.sequence_id] = asyncio.Event()
+                    await self._held[request.sequence_id].wait()
+                if request.sequence_id in self.cancelled:
+                    yield SequenceNews(request.sequence_id, finish_reason="cancelled")
+                    return
                 if self.failure is not None:
                     raise EngineError(self.failure)
                 news = self._news(request, token, count + 1)
@@ -106,15 +113,19 @@ class FakeEngine:
         )
 
     def release(self) -> None:
-        self._released.set()
+        self._released = True
+        for held in self._held.values():
+            held.set()
 
     def fail(self, message: str) -> None:
         self.failure = message
-        self._released.set()
+        self.release()
 
     def cancel(self, sequence_id: str) -> None:
         self.cancelled.append(sequence_id)
         self.live.discard(sequence_id)
+        if sequence_id in self._held:
+            self._held[sequence_id].set()
         self.cancel_seen.set()
 
     async def close(self) -> None:

@@ -40,6 +40,8 @@ async def test_answer_has_openais_shape(
     assert answer.pop("id").startswith("chatcmpl-")
     assert answer.pop("created") > 1.7e9
     assert answer.pop("system_fingerprint").startswith("localllm-")
+    timings = answer.pop("timings")
+    assert (timings["cache_n"], timings["predicted_n"]) == (3, completion)
     assert answer == {
         "object": "chat.completion",
         "model": "gpt2",
@@ -289,7 +291,7 @@ async def test_tools_reach_a_template_that_knows_them(
     service = Service(engine, lambda: replace(gpt2, template=template))
     await service.load()
     transport = httpx.ASGITransport(create_app(service))
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         (await ask(client, tools=TOOLS)).raise_for_status()
         assert "look_up" in prompt_text(engine, gpt2)
         (await ask(client, tools=TOOLS, tool_choice="none")).raise_for_status()

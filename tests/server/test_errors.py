@@ -119,7 +119,7 @@ async def test_the_templates_own_refusal_is_quoted(engine: FakeEngine, gpt2: Ser
     service = Service(engine, lambda: replace(gpt2, template=template))
     await service.load()
     transport = httpx.ASGITransport(create_app(service))
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         answer = await client.post(CHAT, json={"messages": HELLO})
     assert answer.status_code == 400
     assert "I will not say Hello" in error_of(answer)["message"]
@@ -145,7 +145,7 @@ async def test_loading(engine: FakeEngine, gpt2: ServedModel) -> None:
     engine.loadable.clear()
     service = Service(engine, lambda: gpt2)
     transport = httpx.ASGITransport(create_app(service))
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         loading = asyncio.create_task(service.load())
         for path in ("/v1/models", "/models", "/v1/models/gpt2"):
             answer = await client.get(path)

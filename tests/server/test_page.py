@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from localllm.config import HttpConfig
 from localllm.server.listen import bind, url_of
 from localllm.server.run import serve
 from localllm.server.served_model import ServedModel
@@ -51,7 +52,9 @@ class LiveServer:
         listener = bind("127.0.0.1", 0)
         self.url = url_of(listener)
         service = Service(self.engine, lambda: self._model)
-        self._serving = asyncio.ensure_future(serve(service, listener, 0, self._ready.set))
+        self._serving = asyncio.ensure_future(
+            serve(service, listener, self._ready.set, HttpConfig(drain_seconds=0))
+        )
         await asyncio.gather(self._serving, return_exceptions=True)
 
 

@@ -26,6 +26,7 @@ PROGRAM = """
 import asyncio, sys, threading
 from tests.helpers import tokenizer_cases
 from tests.server.fakes import FakeEngine
+from localllm.config import HttpConfig
 from localllm.server.listen import bind, url_of
 from localllm.server.run import serve
 from localllm.server.served_model import load_served_model
@@ -42,8 +43,9 @@ async def main():
         loop.call_soon_threadsafe(engine.release)
     threading.Thread(target=wait, daemon=True).start()
     listener = bind("127.0.0.1", 0)
-    await serve(Service(engine, lambda: model), listener, float(sys.argv[1]),
-                lambda: print(url_of(listener), flush=True))
+    await serve(Service(engine, lambda: model), listener,
+                lambda: print(url_of(listener), flush=True),
+                HttpConfig(drain_seconds=float(sys.argv[1])))
     assert engine.closed
     print("clean end", flush=True)
 

@@ -31,6 +31,20 @@ class Usage(BaseModel):
     prompt_tokens_details: PromptTokensDetails
 
 
+class Timings(BaseModel):
+    """How long an answer took, as llama.cpp tells it. A rate without a time is 0."""
+
+    cache_n: int
+    prompt_n: int
+    prompt_ms: float
+    prompt_per_token_ms: float
+    prompt_per_second: float
+    predicted_n: int
+    predicted_ms: float
+    predicted_per_token_ms: float
+    predicted_per_second: float
+
+
 class AssistantMessage(BaseModel):
     role: Literal["assistant"] = "assistant"
     content: str
@@ -52,6 +66,7 @@ class ChatCompletion(BaseModel):
     choices: list[ChatChoice]
     usage: Usage
     system_fingerprint: str
+    timings: Timings
 
 
 class CompletionChoice(BaseModel):
@@ -69,6 +84,7 @@ class Completion(BaseModel):
     choices: list[CompletionChoice]
     usage: Usage
     system_fingerprint: str
+    timings: Timings
 
 
 class ModelCard(BaseModel):

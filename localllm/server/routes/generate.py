@@ -9,6 +9,7 @@ from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
 from localllm.errors import RequestError
+from localllm.server.admitted import AdmittedRoute, TicketDep
 from localllm.server.chat_prompt import encode_chat
 from localllm.server.chunks import ChatWriter, CompletionWriter
 from localllm.server.dependencies import ERRORS, ModelDep, ServiceDep
@@ -24,27 +25,31 @@ from localllm.server.protocol.completions import (
 )
 from localllm.server.protocol.sampling import SamplingFields
 from localllm.server.served_model import ServedModel
-from localllm.server.service import Service
 from localllm.server.text import encode_prompts
+from localllm.server.ticket import Ticket
 
-router = APIRouter(tags=["generate"], responses=ERRORS)
+router = APIRouter(tags=["generate"], responses=ERRORS, route_class=AdmittedRoute)
 
 
 @router.post("/v1/chat/completions", response_model=ChatCompletion)
 async def chat_completions(
-    body: ChatRequest, request: Request, service: ServiceDep, model: ModelDep
+    body: ChatRequest, request: Request, service: ServiceDep, model: ModelDep, ticket: TicketDep
 ) -> Response:
     """Answers a conversation, whole or, with `stream`, as server-sent events."""
     body.refuse_not_honoured()
     params = body.sampling_params(model.tokenizer.vocab_size, body.token_limit)
     prompt = await service.off_loop(encode_chat, model.template, body)
     job = plan_job(prompt, params, service.context(), "messages")
-    return await _answer(ChatWriter(model.id), [job], body, request, service, model)
+    return await _answer(ChatWriter(model.id, ticket.timings), [job], body, request, ticket, model)
 
 
 @router.post("/v1/completions", response_model=Completion)
 async def completions(
-    body: CompletionRequest, request: Request, service: ServiceDep, model: ModelDep
+    body: CompletionRequest,
+    request: Request,
+    service: ServiceDep,
+    model: ModelDep,
+    ticket: TicketDep,
 ) -> Response:
     """Continues each prompt of a batch, whole or, with `stream`, as server-sent events."""
     body.refuse_not_honoured()
@@ -54,7 +59,9 @@ async def completions(
     params = body.sampling_params(model.tokenizer.vocab_size, limit)
     prompts = await service.off_loop(encode_prompts, model.tokenizer, body.prompts)
     jobs = [plan_job(prompt, params, service.context(), "prompt") for prompt in prompts]
-    return await _answer(CompletionWriter(model.id), jobs, body, request, service, model)
+    return await _answer(
+        CompletionWriter(model.id, ticket.timings), jobs, body, request, ticket, model
+    )
 
 
 async def _answer(
@@ -62,10 +69,10 @@ async def _answer(
     jobs: Sequence[Job],
     body: SamplingFields,
     request: Request,
-    service: Service,
+    ticket: Ticket,
     model: ServedModel,
 ) -> Response:
-    generation = Generation(service.engine, model.tokenizer, writer.id, jobs)
+    generation = Generation(ticket, model.tokenizer, writer.id, jobs)
     request.state.usage = generation.usage  # for the log
     headers = body.ignored_header()
     if body.stream:
