@@ -21,7 +21,7 @@ def dot2_u8i8(b: Any, x: Any, y: Any) -> Any:
         name = {16: "llvm.x86.avx2.pmadd.ub.sw", 32: "llvm.x86.avx512.pmaddubs.w.512"}
         return call(b, name[result.count], result, [x, y])
     wide = _vector("i16", x.type.count)
-    return _add_pairs(b, b.mul(b.zext(x, wide), b.sext(y, wide)))
+    return add_pairs(b, b.mul(b.zext(x, wide), b.sext(y, wide)))
 
 
 def dot2_i16(b: Any, x: Any, y: Any) -> Any:
@@ -31,7 +31,7 @@ def dot2_i16(b: Any, x: Any, y: Any) -> Any:
         name = {8: "llvm.x86.avx2.pmadd.wd", 16: "llvm.x86.avx512.pmaddw.d.512"}
         return call(b, name[result.count], result, [x, y])
     wide = _vector("i32", x.type.count)
-    return _add_pairs(b, b.mul(b.sext(x, wide), b.sext(y, wide)))
+    return add_pairs(b, b.mul(b.sext(x, wide), b.sext(y, wide)))
 
 
 def dot4_u8i8(b: Any, total: Any, x: Any, y: Any) -> Any:
@@ -62,6 +62,7 @@ def _vector(element: str, n: int) -> Any:
     return ir.VectorType(ELEMENTS[element], n)
 
 
-def _add_pairs(b: Any, x: Any) -> Any:
+def add_pairs(b: Any, x: Any) -> Any:
+    """Sums of neighbouring lanes."""
     n = x.type.count
     return b.add(lanes(b, x, list(range(0, n, 2))), lanes(b, x, list(range(1, n, 2))))

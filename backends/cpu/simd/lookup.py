@@ -24,11 +24,11 @@ def lookup16(b: Any, table: Sequence[int], index: Any) -> Any:
             return call(b, "llvm.aarch64.neon.tbl1.v16i8", half.type, [half, part])
 
         return in_parts(b, n // 16, one, index)
-    return _select(b, table, index)
+    return select16(b, table, index)
 
 
-def _select(b: Any, table: Sequence[int], index: Any) -> Any:
-    """Halves the table by one bit of the index after another."""
+def select16(b: Any, table: Sequence[int], index: Any) -> Any:
+    """The same on any machine: halves the table by one bit of the index after another."""
     entries = [constant(index.type, value) for value in table]
     for bit in range(4):
         zero, mask = constant(index.type, 0), constant(index.type, 1 << bit)

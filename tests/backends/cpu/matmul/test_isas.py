@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from llvmlite import binding as llvm
@@ -13,6 +14,7 @@ from llvmlite import binding as llvm
 from localllm.backends.cpu import target
 from localllm.errors import LocalLLMError
 from tests.backends.cpu.matmul.digests import digests
+from tests.backends.cpu.matmul.emulated import KINDS
 from tests.helpers import ROOT
 
 # The least x86-64: no SSE4, no FMA, no F16C, so that LLVM has to find a way around all of them.
@@ -30,8 +32,19 @@ def test_the_same_bits(isa: str) -> None:
     environment = dict(os.environ)
     if isa == "scalar" and llvm.get_process_triple().startswith("x86_64"):
         environment |= _BASELINE
+    assert printed_by("digests", isa, environment) == digests()
+
+
+def test_the_same_bits_where_weights_are_signed() -> None:
+    """As of the isa dotprod, on any machine."""
+    if target.current() == "dotprod":
+        pytest.skip("this is the machine itself")
+    assert printed_by("emulated", "dotprod", dict(os.environ)) == digests(KINDS)
+
+
+def printed_by(module: str, isa: str, environment: dict[str, str]) -> Any:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.backends.cpu.matmul.digests", isa],
+        [sys.executable, "-m", f"tests.backends.cpu.matmul.{module}", isa],
         cwd=ROOT,
         env=environment,
         capture_output=True,
@@ -40,4 +53,4 @@ def test_the_same_bits(isa: str) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == digests()
+    return json.loads(done.stdout)
