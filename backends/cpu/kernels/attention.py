@@ -33,10 +33,12 @@ from localllm.backends.cpu.kernels.arguments import FIRST_WORD, Arguments
 from localllm.backends.cpu.kernels.attention_layout import STATE_BYTES, Span, Tile
 from localllm.backends.cpu.kernels.attention_rows import attend_tile, load_queries
 from localllm.backends.cpu.kernels.attention_tiles import (
+    LANES,
     PARTITION,
     PARTITION_BLOCKS,
     SCORE_BYTES,
-    TILE_LANES,
+    tile_shape,
+    tile_vectors,
 )
 from localllm.backends.cpu.kernels.kv import VALUE_COLUMNS, value_columns
 from localllm.backends.cpu.simd import scalar_load_i32
@@ -92,7 +94,7 @@ def scratch_bytes(heads: int, kv_heads: int, key_dim: int, value_dim: int) -> in
     """Bytes that a thread needs; layers may share them."""
     part = 4 * value_columns(value_dim) + STATE_BYTES
     row = 4 * key_dim + SCORE_BYTES + 2 * part
-    widened = 4 * TILE_LANES * max(key_dim, PARTITION)
+    widened = 4 * LANES * tile_shape().vectors * max(key_dim, PARTITION)
     needed = BLOCKS_BYTES + widened + row * tile_rows(heads, kv_heads)
     return -(-needed // CACHE_LINE) * CACHE_LINE
 
@@ -223,7 +225,7 @@ def _tile(args: int, tid: int, span: Span, kv_head: int) -> Tile:
         sinks += first_head * 4
     blocks = arg_i64(args, _SCRATCH) + tid * arg_i64(args, _SCRATCH_BYTES)
     widened = blocks + BLOCKS_BYTES
-    parts = widened + 4 * TILE_LANES * max(key_dim, PARTITION)
+    parts = widened + 4 * LANES * tile_vectors() * max(key_dim, PARTITION)
     totals = parts + rows * row_bytes
     scores = totals + rows * row_bytes
     tile = Tile(

@@ -48,8 +48,8 @@ class Tile(NamedTuple):
     totals: int  # parts of all partitions so far [rows]
     scores: int  # float32 [rows], SCORE_BYTES each
     q: int  # float32 [rows, key_dim], scaled
-    widened: int  # float32, a block's keys or 16 columns of a partition's values
-    widened_blocks: int  # int64 [2 * PARTITION_BLOCKS], of such values
+    widened: int  # float32, keys of neighbouring blocks or some columns of a partition's values
+    widened_blocks: int  # int64 [2 * PARTITION_BLOCKS], of such keys or values
     table: int  # int32, the sequence's blocks
     table_blocks: int  # blocks that the last query reaches
     cache: int  # of the KV head in block 0

@@ -13,33 +13,38 @@ from localllm.backends.cpu.kernels.attention_softmax import (
     write_rows,
 )
 from localllm.backends.cpu.kernels.attention_tiles import (
-    MOST_ROWS,
+    LANES,
     PARTITION,
     PARTITION_BLOCKS,
     SCORE_BYTES,
-    TILE_LANES,
     add_values_f16,
     add_values_f32,
+    add_vector_f16,
+    add_vector_f32,
+    few_rows,
+    most_rows,
+    row_step,
     score_rows_f16,
     score_rows_f32,
+    tile_vectors,
 )
-from localllm.backends.cpu.kernels.kv import F16_BYTES, VALUE_COLUMNS
+from localllm.backends.cpu.kernels.kv import F16_BYTES
 from localllm.backends.cpu.simd import (
     atomic_add,
     f16_to_f32,
     lanes_below,
-    load_f16x8,
+    load_f16x16,
     load_masked_f32x8,
     scalar_load_i32,
     scalar_load_i64,
     scalar_store_i64,
     splat_f32x8,
-    store_f32x8,
+    store_f32x16,
     store_masked_f32x8,
     store_release,
 )
 
-WIDEN_ABOVE = 2 * MOST_ROWS  # rows of a tile that make it worth to widen keys and values once
+_VECTOR_BYTES = 4 * LANES
 
 
 @helper
@@ -95,67 +100,82 @@ def _compute_part(tile: Tile, part: int, end_part: int, to: int) -> None:
     first = max(0, tile.position - base - tile.window + 1) // BLOCK_TOKENS
     end = (min(PARTITION, reach) + BLOCK_TOKENS - 1) // BLOCK_TOKENS
     last = min(tile.table_blocks, end_part * PARTITION_BLOCKS) - 1
-    for block in range(first, 2 * PARTITION_BLOCKS):
-        index = min(part * PARTITION_BLOCKS + block, last)
+    for block in range(2 * PARTITION_BLOCKS):
+        # A window has given back what lies before `first`.
+        index = min(part * PARTITION_BLOCKS + max(block, first), last)
         number = scalar_load_i32(tile.table, index * 4)
         scalar_store_i64(tile.blocks, block * 8, tile.cache + number * tile.block_bytes)
-    for block in range(first, end):
-        _score_block(tile, base, block)
+    for block in range(first // tile_vectors() * tile_vectors(), end, tile_vectors()):
+        _score_blocks(tile, base, block)
     for row in range(tile.rows):
         weigh(tile, tile.scores + row * SCORE_BYTES, to + row * tile.part_bytes)
-    for at in range(0, tile.part_bytes - STATE_BYTES, VALUE_COLUMNS * 4):
-        _sum_values(tile, at, to)
+    columns, at = tile.part_bytes - STATE_BYTES, 0
+    while at < columns:
+        vectors = 1
+        if at + tile_vectors() * _VECTOR_BYTES <= columns:
+            vectors = tile_vectors()
+        _sum_values(tile, at, vectors, to)
+        at += vectors * _VECTOR_BYTES
 
 
 @helper
-def _score_block(tile: Tile, base: int, block: int) -> None:
-    """Scores of the rows that see some of the block."""
+def _score_blocks(tile: Tile, base: int, block: int) -> None:
+    """Scores of a vector's, or two vectors', blocks for the rows that see some of them.
+
+    What a row does not see gets scores too, which `weigh` overrules.
+    """
     start = base + block * BLOCK_TOKENS
-    per_query = tile.rows_per_query
-    row = max(0, start - tile.position) * per_query
-    end = min(tile.rows, (start + BLOCK_TOKENS - 1 + tile.window - tile.position) * per_query)
-    keys = scalar_load_i64(tile.blocks, block * 8)
-    values = keys + tile.key_dim * BLOCK_TOKENS * F16_BYTES
-    if tile.rows > WIDEN_ABOVE:
-        for d in range(tile.key_dim):
-            _widen(keys + d * 2 * TILE_LANES, tile.widened + d * 4 * TILE_LANES)
-    step = _tile_height(end - row)
-    for r in range(row, end, step):
-        height = min(step, end - r)
-        q = tile.q + r * tile.key_dim * 4
-        to = tile.scores + r * SCORE_BYTES + block * BLOCK_TOKENS * 4
-        if tile.rows > WIDEN_ABOVE:
-            score_rows_f32(height, tile.widened, tile.key_dim, q, to, values)
+    row = min(max(0, start - tile.position) * tile.rows_per_query, tile.rows - 1)
+    seen = start + tile_vectors() * BLOCK_TOKENS - 1 + tile.window - tile.position
+    end = min(tile.rows, seen * tile.rows_per_query)
+    keys, ahead = tile.blocks + block * 8, tile.key_dim * BLOCK_TOKENS * F16_BYTES
+    wide = tile.rows > few_rows()
+    if wide:
+        _widen_keys(tile, keys)
+    while row < end:
+        q = tile.q + row * tile.key_dim * 4
+        to = tile.scores + row * SCORE_BYTES + block * BLOCK_TOKENS * 4
+        height = _tile_height(end - row, wide)
+        if wide and height >= row_step():
+            score_rows_f32(height, tile.widened_blocks, tile.key_dim, q, to, 0)
         else:
-            score_rows_f16(height, keys, tile.key_dim, q, to, values)
+            score_rows_f16(height, keys, tile.key_dim, q, to, ahead)
+        row += height
 
 
 @helper
-def _tile_height(rows: int) -> int:
-    """Rows of a register tile, so that all are about as high."""
-    tiles = max(1, (rows + MOST_ROWS - 1) // MOST_ROWS)
-    return (rows + tiles - 1) // tiles
+def _tile_height(rows: int, wide: bool) -> int:
+    """Rows of the next register tile of so many; below `row_step()` it reads float16."""
+    if wide and rows >= row_step():
+        return min(most_rows(), rows // row_step() * row_step())
+    return min(few_rows(), rows)
 
 
 @helper
-def _widen(source: int, to: int) -> None:
-    """16 float16 to float32."""
-    store_f32x8(to, 0, f16_to_f32(load_f16x8(source, 0)))
-    store_f32x8(to, 32, f16_to_f32(load_f16x8(source, 16)))
+def _widen_keys(tile: Tile, keys: int) -> None:
+    """Keys of a vector's, or two vectors', blocks as float32, alternating by block."""
+    for v in range(tile_vectors()):
+        source, to = scalar_load_i64(keys, v * 8), tile.widened + v * _VECTOR_BYTES
+        scalar_store_i64(tile.widened_blocks, v * 8, to)
+        for d in range(tile.key_dim):
+            key = f16_to_f32(load_f16x16(source, d * LANES * F16_BYTES))
+            store_f32x16(to, d * tile_vectors() * _VECTOR_BYTES, key)
 
 
 @helper
-def _sum_values(tile: Tile, column_bytes: int, to: int) -> None:
-    """Adds the weighted values of 16 columns to all rows' parts.
+def _sum_values(tile: Tile, column_bytes: int, vectors: int, to: int) -> None:
+    """Adds the weighted values of some vectors of columns to all rows' parts.
 
     The positions that all rows of a register tile see go together; those before and after them
     row by row, so that nothing of a position that a row does not see enters its sum.
     """
-    if tile.rows > WIDEN_ABOVE:
-        _widen_values(tile, column_bytes, to)
-    step = _tile_height(tile.rows)
-    for row in range(0, tile.rows, step):
-        end = min(tile.rows, row + step)
+    wide = tile.rows > few_rows()
+    if wide:
+        _widen_values(tile, column_bytes, vectors, to)
+    row = 0
+    while row < tile.rows:
+        height = _tile_height(tile.rows - row, wide)
+        end = min(tile.rows, row + height)
         state = to + (row + 1) * tile.part_bytes - STATE_BYTES
         low = scalar_load_i64(state + (end - 1 - row) * tile.part_bytes, LOW)
         high = scalar_load_i64(state, HIGH)
@@ -164,45 +184,62 @@ def _sum_values(tile: Tile, column_bytes: int, to: int) -> None:
         for r in range(row, end):
             first = scalar_load_i64(state + (r - row) * tile.part_bytes, LOW)
             last = scalar_load_i64(state + (r - row) * tile.part_bytes, HIGH)
-            _add_values(tile, r, r + 1, column_bytes, to, first, min(low, last))
-        _add_values(tile, row, end, column_bytes, to, low, high)
+            _add_values(tile, r, 1, column_bytes, vectors, to, first, min(low, last))
+        if wide and height >= row_step():
+            _add_widened_values(tile, row, height, column_bytes, vectors, to, low, high)
+        else:
+            _add_values(tile, row, height, column_bytes, vectors, to, low, high)
         for r in range(row, end):
             last = scalar_load_i64(state + (r - row) * tile.part_bytes, HIGH)
-            _add_values(tile, r, r + 1, column_bytes, to, high, last)
+            _add_values(tile, r, 1, column_bytes, vectors, to, high, last)
+        row += height
 
 
 @helper
-def _widen_values(tile: Tile, column_bytes: int, to: int) -> None:
-    """16 columns of the values that the rows see, as float32."""
+def _widen_values(tile: Tile, column_bytes: int, vectors: int, to: int) -> None:
+    """Some columns of the values that the rows see, as float32."""
     state = to + tile.part_bytes - STATE_BYTES
     first = scalar_load_i64(state, LOW) // BLOCK_TOKENS
     last = scalar_load_i64(state + (tile.rows - 1) * tile.part_bytes, HIGH)
-    value_bytes = (tile.part_bytes - STATE_BYTES) // 2
+    value_bytes, row_bytes = (tile.part_bytes - STATE_BYTES) // 2, vectors * _VECTOR_BYTES
     for block in range(first, (last + BLOCK_TOKENS - 1) // BLOCK_TOKENS):
         values = scalar_load_i64(tile.blocks, block * 8) + column_bytes // 2
         values += tile.key_dim * BLOCK_TOKENS * F16_BYTES
-        widened = tile.widened + block * BLOCK_TOKENS * 4 * TILE_LANES
+        widened = tile.widened + block * BLOCK_TOKENS * row_bytes
         scalar_store_i64(tile.widened_blocks, block * 8, widened)
         for t in range(BLOCK_TOKENS):
-            _widen(values + t * value_bytes, widened + t * 4 * TILE_LANES)
+            for v in range(vectors):
+                value = f16_to_f32(load_f16x16(values, t * value_bytes + v * LANES * F16_BYTES))
+                store_f32x16(widened, t * row_bytes + v * _VECTOR_BYTES, value)
+
+
+@helper
+def _add_widened_values(
+    tile: Tile, row: int, height: int, column_bytes: int, vectors: int, to: int, low: int, high: int
+) -> None:
+    """Positions low..high of `height` rows."""
+    if low >= high:
+        return
+    sums, weights = to + row * tile.part_bytes + column_bytes, tile.scores + row * SCORE_BYTES
+    step, blocks, row_bytes = tile.part_bytes, tile.widened_blocks, vectors * _VECTOR_BYTES
+    if vectors == 1:
+        add_vector_f32(height, sums, step, weights, low, high, blocks, 0, row_bytes, 0)
+    else:
+        add_values_f32(height, sums, step, weights, low, high, blocks, 0, row_bytes, 0)
 
 
 @helper
 def _add_values(
-    tile: Tile, row: int, end: int, column_bytes: int, to: int, first: int, last: int
+    tile: Tile, row: int, height: int, column_bytes: int, vectors: int, to: int, low: int, high: int
 ) -> None:
-    """Positions first..last of rows row..end."""
-    if first >= last:
+    """Positions low..high of `height` rows."""
+    if low >= high:
         return
-    sums = to + row * tile.part_bytes + column_bytes
-    weights = tile.scores + row * SCORE_BYTES
+    sums, weights = to + row * tile.part_bytes + column_bytes, tile.scores + row * SCORE_BYTES
     step, value_bytes = tile.part_bytes, (tile.part_bytes - STATE_BYTES) // 2
-    blocks, offset, ahead = tile.blocks, column_bytes // 2, column_bytes * 8
-    if tile.rows > WIDEN_ABOVE:
-        blocks, value_bytes = tile.widened_blocks, 4 * TILE_LANES
-        add_values_f32(end - row, sums, step, weights, first, last, blocks, 0, value_bytes, 0)
+    offset, ahead = tile.key_dim * BLOCK_TOKENS * F16_BYTES + column_bytes // 2, column_bytes * 8
+    blocks = tile.blocks
+    if vectors == 1:
+        add_vector_f16(height, sums, step, weights, low, high, blocks, offset, value_bytes, ahead)
     else:
-        offset += tile.key_dim * BLOCK_TOKENS * F16_BYTES
-        add_values_f16(
-            end - row, sums, step, weights, first, last, blocks, offset, value_bytes, ahead
-        )
+        add_values_f16(height, sums, step, weights, low, high, blocks, offset, value_bytes, ahead)

@@ -1,19 +1,22 @@
-"""The two inner loops of attention, on register tiles of a few rows by 16 lanes.
+"""The two inner loops of attention, on register tiles of a few rows by one or two vectors.
 
-They are built as LLVM IR, one function for each number of rows up to MOST_ROWS, so that their sums
-stay in registers and compiling them costs no type inference. Every sum is one chain of fused
-multiply-adds in rising order, whose bits do not depend on how many rows share the tile.
+They are built as LLVM IR, one function for each size of a tile, so that their sums stay in
+registers and compiling them costs no type inference. A vector is 16 float32, one register of
+AVX-512 or two of AVX2. Every sum is one chain of fused multiply-adds in rising order, whose bits
+do not depend on what else is in the tile.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import llvmlite.ir as ir
 from numba import types
 
 from localllm.backends.base import BLOCK_TOKENS
+from localllm.backends.cpu import target
 from localllm.backends.cpu.simd import intrinsic
 from localllm.backends.cpu.simd.convert import f16_bits_to_f32
 from localllm.backends.cpu.simd.vector import (
@@ -21,9 +24,9 @@ from localllm.backends.cpu.simd.vector import (
     I8,
     I32,
     I64,
+    Vector,
     call,
-    f32x8,
-    i16x8,
+    f32x16,
     overloaded,
     splat_ir,
 )
@@ -32,10 +35,44 @@ PARTITION = 256  # positions
 PARTITION_BLOCKS = PARTITION // BLOCK_TOKENS
 FETCHED_BYTES = 32  # ahead of each step of an inner loop: what 16 float16 take
 SCORE_BYTES = 4 * (PARTITION + 16)  # of a row; no power of two, lest rows share cache sets
-TILE_LANES = 16
-MOST_ROWS = 6  # by 2 vectors of sums: with what is added to them, AVX2's 16 registers
+LANES = BLOCK_TOKENS  # float32 in a vector: the scores of one block
 
-_VECTOR = 32  # bytes of eight float32
+
+@dataclass(frozen=True)
+class TileShape:
+    """Sizes that keep a tile's sums, and what is added to them, in registers."""
+
+    vectors: int  # of a row
+    rows: int  # of a tile over widened keys or values; two thirds and a third of that exist too
+    few: int  # rows over float16; more are worth widening keys and values for all of them
+
+    @property
+    def row_step(self) -> int:
+        """Heights of tiles over widened keys or values are multiples of this."""
+        return self.rows // 3
+
+
+def tile_shape() -> TileShape:
+    """Of the instruction set in use."""
+    if target.current() == "avx512":
+        return TileShape(vectors=2, rows=12, few=8)
+    return TileShape(vectors=1, rows=6, few=6)
+
+
+def _size(name: str) -> Any:
+    """A number of `tile_shape()` as a constant of compiled code."""
+
+    @intrinsic
+    def size(typingctx: Any) -> Any:
+        def build(context: Any, b: Any, sig: Any, args: Any) -> Any:
+            return _word(getattr(tile_shape(), name))
+
+        return types.int64(), build
+
+    return size
+
+
+tile_vectors, most_rows, row_step, few_rows = map(_size, ("vectors", "rows", "row_step", "few"))
 
 
 def _score_rows(element: str) -> Any:
@@ -43,32 +80,40 @@ def _score_rows(element: str) -> Any:
     def score_rows(
         typingctx: Any, rows: Any, keys: Any, key_dim: Any, q: Any, to: Any, ahead: Any
     ) -> Any:
-        """Scores of `rows` queries with a block's 16 keys: to[r] = sum of q[r, d] * keys[d].
+        """Scores of `rows` queries with the keys of as many blocks as a tile has vectors.
 
-        q is [rows, key_dim], rows of `to` are SCORE_BYTES apart. For each d of float16 keys, 32
-        bytes are fetched into the caches from `ahead` on.
+        to[r] = sum of q[r, d] * keys[d]; q is [rows, key_dim], rows of `to` are SCORE_BYTES apart.
+        `keys` lists the addresses of the blocks' keys; float32 keys of neighbours alternate. For
+        each d of float16 keys, 32 bytes are fetched into the caches from `ahead` behind them on.
         """
+        vectors = tile_shape().vectors
 
         def body(b: Any, height: int, args: list[Any]) -> None:
-            keys, key_dim, q, to, ahead = args
+            listed, key_dim, q, to, ahead = args
+            keys = [_load_word(b, b.add(listed, _word(8 * v))) for v in range(vectors)]
+            step_bytes = _vector_bytes(element) * (vectors if element == "f32" else 1)
 
             def step(d: Any, sums: list[Any]) -> list[Any]:
+                at = [_offset(b, block, d, step_bytes) for block in keys]
                 if element == "f16":
-                    _prefetch(b, _offset(b, ahead, d, FETCHED_BYTES))
-                vectors = _load_row(b, element, _offset(b, keys, d, _row_bytes(element)))
-                factors = _offset(b, q, d, 4)
-                return _add_outer(b, sums, vectors, factors, b.mul(key_dim, _word(4)))
+                    for address in at:
+                        _prefetch(b, b.add(address, ahead))
+                row = [_load_vector(b, element, address) for address in at]
+                return _add_outer(b, sums, row, _offset(b, q, d, 4), b.mul(key_dim, _word(4)))
 
-            sums = _loop(b, _word(0), key_dim, [_zeros()] * (2 * height), step)
-            for total, pointer in zip(sums, _tile(b, height, to, _word(SCORE_BYTES)), strict=True):
+            zeros = [ir.Constant(f32x16.ir, None)] * (vectors * height)
+            sums = _loop(b, _word(0), key_dim, zeros, step)
+            pointers = _tile(b, height, vectors, to, _word(SCORE_BYTES))
+            for total, pointer in zip(sums, pointers, strict=True):
                 b.store(total, pointer, align=4)
 
-        return types.void(*[types.int64] * 6), _switch(f"attention_score_{element}", body)
+        name = f"attention_score_{element}_{vectors}"
+        return types.void(*[types.int64] * 6), _switch(name, _heights(element), body)
 
     return score_rows
 
 
-def _add_values(element: str) -> Any:
+def _add_values(element: str, wide: bool) -> Any:
     @intrinsic
     def add_values(
         typingctx: Any,
@@ -83,13 +128,15 @@ def _add_values(element: str) -> Any:
         value_bytes: Any,
         ahead: Any,
     ) -> Any:
-        """sums[r, 0:16] += weights[r, t] * values[t, 0:16] for positions t from first to last.
+        """sums[r] += weights[r, t] * values[t] for positions t from first to last.
 
-        Rows of `weights` are SCORE_BYTES apart, those of `sums` and `values` as many as given.
-        `blocks` lists the addresses of the partition's blocks, whose values start `offset` behind
-        them, and then of the next one's: from `ahead` behind those on, 32 bytes are fetched into
-        the caches for each position of float16 values.
+        Of values and sums, one vector is taken, or as many as a tile has. Rows of `weights` are
+        SCORE_BYTES apart, those of `sums` and `values` as many as given. `blocks` lists the
+        addresses of the partition's blocks, whose values start `offset` behind them, and then of
+        the next one's: from `ahead` behind those on, as many bytes are fetched into the caches for
+        each position as its float16 values take.
         """
+        vectors = tile_shape().vectors if wide else 1
 
         def body(b: Any, height: int, args: list[Any]) -> None:
             to, to_bytes, weights, first, last, blocks, offset, value_bytes, ahead = args
@@ -104,39 +151,51 @@ def _add_values(element: str) -> Any:
                 def step(t: Any, sums: list[Any]) -> list[Any]:
                     position = b.sub(t, start)
                     if element == "f16":
-                        _prefetch(b, _offset(b, fetched, position, FETCHED_BYTES))
+                        _prefetch(b, _offset(b, fetched, position, FETCHED_BYTES * vectors))
                     row = b.add(values, b.mul(position, value_bytes))
+                    at = [b.add(row, _word(v * _vector_bytes(element))) for v in range(vectors)]
+                    loaded = [_load_vector(b, element, address) for address in at]
                     factors = _offset(b, weights, t, 4)
-                    vectors = _load_row(b, element, row)
-                    return _add_outer(b, sums, vectors, factors, _word(SCORE_BYTES))
+                    return _add_outer(b, sums, loaded, factors, _word(SCORE_BYTES))
 
                 low = _larger(b, first, start)
                 high = _smaller(b, last, b.add(start, _word(BLOCK_TOKENS)))
                 return _loop(b, low, high, sums, step)
 
             end_block = b.udiv(b.add(last, _word(BLOCK_TOKENS - 1)), _word(BLOCK_TOKENS))
-            pointers = _tile(b, height, to, to_bytes)
+            pointers = _tile(b, height, vectors, to, to_bytes)
             before = [b.load(pointer, align=4) for pointer in pointers]
             after = _loop(b, b.udiv(first, _word(BLOCK_TOKENS)), end_block, before, add_block)
             for total, pointer in zip(after, pointers, strict=True):
                 b.store(total, pointer, align=4)
 
-        return types.void(*[types.int64] * 10), _switch(f"attention_values_{element}", body)
+        name = f"attention_values_{element}_{vectors}"
+        return types.void(*[types.int64] * 10), _switch(name, _heights(element), body)
 
     return add_values
 
 
 score_rows_f16, score_rows_f32 = _score_rows("f16"), _score_rows("f32")
-add_values_f16, add_values_f32 = _add_values("f16"), _add_values("f32")
+add_values_f16, add_values_f32 = _add_values("f16", wide=True), _add_values("f32", wide=True)
+add_vector_f16, add_vector_f32 = _add_values("f16", wide=False), _add_values("f32", wide=False)
 
 
-def _switch(name: str, body: Callable[[Any, int, list[Any]], None]) -> Callable[..., Any]:
+def _heights(element: str) -> range:
+    shape = tile_shape()
+    if element == "f16":
+        return range(1, shape.few + 1)
+    return range(shape.row_step, shape.rows + 1, shape.row_step)
+
+
+def _switch(
+    name: str, heights: range, body: Callable[[Any, int, list[Any]], None]
+) -> Callable[..., Any]:
     """An intrinsic's code: calls the function for as many rows as its first argument says."""
 
     def generate(context: Any, b: Any, sig: Any, args: Any) -> Any:
         end = b.append_basic_block(name)
         switch = b.switch(args[0], end)
-        for height in range(1, MOST_ROWS + 1):
+        for height in heights:
             case = b.append_basic_block(f"{name}_{height}")
             switch.add_case(_word(height), case)
             b.position_at_end(case)
@@ -186,35 +245,33 @@ def _loop(
     return values
 
 
-def _add_outer(b: Any, sums: list[Any], halves: list[Any], factors: Any, step: Any) -> list[Any]:
-    """Adds each row's factor times the two vectors; factors are `step` bytes apart."""
+def _add_outer(b: Any, sums: list[Any], row: list[Any], factors: Any, step: Any) -> list[Any]:
+    """Adds each factor times the row's vectors to its sums; factors are `step` bytes apart."""
     result = []
-    for row in range(len(sums) // 2):
-        at = b.inttoptr(b.add(factors, b.mul(step, _word(row))), ELEMENTS["f32"].as_pointer())
-        factor = splat_ir(b, b.load(at, align=4), f32x8.n)
-        for i, half in enumerate(halves):
-            result.append(overloaded(b, "llvm.fma", half, factor, sums[2 * row + i]))
+    for at in range(len(sums) // len(row)):
+        pointer = b.inttoptr(b.add(factors, b.mul(step, _word(at))), ELEMENTS["f32"].as_pointer())
+        factor = splat_ir(b, b.load(pointer, align=4), LANES)
+        for i, vector in enumerate(row):
+            result.append(overloaded(b, "llvm.fma", vector, factor, sums[len(row) * at + i]))
     return result
 
 
-def _row_bytes(element: str) -> int:
-    return TILE_LANES * (2 if element == "f16" else 4)
+def _vector_bytes(element: str) -> int:
+    return LANES * (2 if element == "f16" else 4)
 
 
-def _load_row(b: Any, element: str, address: Any) -> list[Any]:
-    """16 numbers as two vectors of float32."""
-    addresses = [address, b.add(address, _word(_row_bytes(element) // 2))]
+def _load_vector(b: Any, element: str, address: Any) -> Any:
     if element == "f32":
-        return [b.load(b.inttoptr(a, f32x8.ir.as_pointer()), align=4) for a in addresses]
-    kind = i16x8.ir.as_pointer()
-    return [f16_bits_to_f32(b, b.load(b.inttoptr(a, kind), align=2)) for a in addresses]
+        return b.load(b.inttoptr(address, f32x16.ir.as_pointer()), align=4)
+    bits = b.load(b.inttoptr(address, Vector("i16", LANES).ir.as_pointer()), align=2)
+    return f16_bits_to_f32(b, bits)
 
 
-def _tile(b: Any, rows: int, address: Any, row_bytes: Any) -> list[Any]:
-    """Pointers to the two vectors of each row."""
+def _tile(b: Any, rows: int, vectors: int, address: Any, row_bytes: Any) -> list[Any]:
+    """Pointers to the vectors of each row."""
     starts = [b.add(address, b.mul(row_bytes, _word(row))) for row in range(rows)]
-    kind = f32x8.ir.as_pointer()
-    return [b.inttoptr(b.add(at, _word(i * _VECTOR)), kind) for at in starts for i in range(2)]
+    kind, size = f32x16.ir.as_pointer(), _vector_bytes("f32")
+    return [b.inttoptr(b.add(at, _word(v * size)), kind) for at in starts for v in range(vectors)]
 
 
 def _prefetch(b: Any, address: Any) -> None:
@@ -240,7 +297,3 @@ def _offset(b: Any, address: Any, index: Any, size: int) -> Any:
 
 def _word(value: int) -> Any:
     return ir.Constant(I64, value)
-
-
-def _zeros() -> Any:
-    return ir.Constant(f32x8.ir, None)

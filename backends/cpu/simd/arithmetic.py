@@ -18,10 +18,12 @@ from localllm.backends.cpu.simd.vector import (
     I32,
     Vector,
     f32x8,
+    f32x16,
     i32x8,
     intrinsic,
     lanes,
     mask8,
+    mask16,
     overloaded,
     splat_ir,
 )
@@ -87,6 +89,7 @@ def _splatter(kind: Vector, scalar: Any) -> Any:
 
 
 splat_f32x8, splat_i32x8 = _splatter(f32x8, types.float32), _splatter(i32x8, types.int32)
+splat_f32x16 = _splatter(f32x16, types.float32)
 
 
 def _shifter(name: str) -> Any:
@@ -114,7 +117,7 @@ def fma(typingctx: Any, x: Any, y: Any, z: Any) -> Any:
     def build(context: Any, b: Any, sig: Any, args: Any) -> Any:
         return overloaded(b, "llvm.fma", *args)
 
-    return f32x8(f32x8, f32x8, f32x8), build
+    return x(x, x, x), build
 
 
 def _unary(name: str, doc: str) -> Any:
@@ -161,15 +164,22 @@ def select(typingctx: Any, mask: Any, x: Any, y: Any) -> Any:
     return x(mask, x, x), build
 
 
-@intrinsic
-def lanes_below(typingctx: Any, n: Any) -> Any:
-    """Mask of the lanes of an eight-lane vector whose index is below n."""
+def _lanes_below(mask: Vector) -> Any:
+    @intrinsic
+    def below(typingctx: Any, n: Any) -> Any:
+        """Mask of the lanes whose index is below n."""
 
-    def build(context: Any, b: Any, sig: Any, args: Any) -> Any:
-        limit = splat_ir(b, context.cast(b, args[0], sig.args[0], types.int32), 8)
-        return b.icmp_signed("<", ir.Constant(i32x8.ir, list(range(8))), limit)
+        def build(context: Any, b: Any, sig: Any, args: Any) -> Any:
+            limit = splat_ir(b, context.cast(b, args[0], sig.args[0], types.int32), mask.n)
+            indices = ir.Constant(ir.VectorType(I32, mask.n), list(range(mask.n)))
+            return b.icmp_signed("<", indices, limit)
 
-    return mask8(n), build
+        return mask(n), build
+
+    return below
+
+
+lanes_below, lanes_below_16 = _lanes_below(mask8), _lanes_below(mask16)
 
 
 @intrinsic
@@ -184,7 +194,7 @@ def mask_bits(typingctx: Any, mask: Any) -> Any:
 
 @intrinsic
 def extract(typingctx: Any, vector: Any, lane: Any) -> Any:
-    """One lane of an f32x8 or i32x8 as a scalar."""
+    """One lane of a vector of float32 or int32 as a scalar."""
 
     def build(context: Any, b: Any, sig: Any, args: Any) -> Any:
         return b.extract_element(args[0], context.cast(b, args[1], sig.args[1], types.int32))
@@ -193,19 +203,19 @@ def extract(typingctx: Any, vector: Any, lane: Any) -> Any:
     return scalar(vector, lane), build
 
 
-def _reducer(combine: Callable[[Any, Any, Any], Any], kind: Vector, scalar: Any) -> Any:
-    """Folds halves onto each other, so that the order is fixed: lanes 0 and 4 meet first."""
+def _reducer(combine: Callable[[Any, Any, Any], Any], scalar: Any) -> Any:
+    """Folds halves onto each other, so that the order is fixed: of 8, lanes 0 and 4 meet first."""
 
     @intrinsic
     def reduce(typingctx: Any, vector: Any) -> Any:
         def build(context: Any, b: Any, sig: Any, args: Any) -> Any:
-            x, n = args[0], kind.n
+            x, n = args[0], vector.n
             while n > 1:
                 n //= 2
                 x = combine(b, lanes(b, x, list(range(n))), lanes(b, x, list(range(n, 2 * n))))
             return b.extract_element(x, ir.Constant(I32, 0))
 
-        return scalar(kind), build
+        return scalar(vector), build
 
     return reduce
 
@@ -214,7 +224,7 @@ def _larger(compare: str, symbol: str) -> Callable[[Any, Any, Any], Any]:
     return lambda b, x, y: b.select(getattr(b, compare)(symbol, x, y), x, y)
 
 
-sum_f32 = _reducer(lambda b, x, y: b.fadd(x, y), f32x8, types.float32)
-sum_i32 = _reducer(lambda b, x, y: b.add(x, y), i32x8, types.int32)
-max_f32 = _reducer(_larger("fcmp_ordered", ">"), f32x8, types.float32)
-max_i32 = _reducer(_larger("icmp_signed", ">"), i32x8, types.int32)
+sum_f32 = _reducer(lambda b, x, y: b.fadd(x, y), types.float32)
+sum_i32 = _reducer(lambda b, x, y: b.add(x, y), types.int32)
+max_f32 = _reducer(_larger("fcmp_ordered", ">"), types.float32)
+max_i32 = _reducer(_larger("icmp_signed", ">"), types.int32)

@@ -17,9 +17,11 @@ from localllm.backends.cpu.simd.vector import (
     constant,
     f16x8,
     f32x8,
+    f32x16,
     i8x8,
     i16x8,
     i32x8,
+    i32x16,
     intrinsic,
     with_element,
 )
@@ -56,14 +58,15 @@ def _caster(result: Vector) -> Any:
 
 # The same bits, seen as another type of the same size.
 as_i16x8, as_i32x8, as_f32x8 = _caster(i16x8), _caster(i32x8), _caster(f32x8)
+as_i32x16, as_f32x16 = _caster(i32x16), _caster(f32x16)
 
 
 @intrinsic
 def f16_to_f32(typingctx: Any, x: Any) -> Any:
     def build(context: Any, b: Any, sig: Any, args: Any) -> Any:
-        return f16_bits_to_f32(b, b.bitcast(args[0], i16x8.ir))
+        return f16_bits_to_f32(b, b.bitcast(args[0], with_element(x.ir, _I16)))
 
-    return f32x8(f16x8), build
+    return Vector("f32", x.n)(x), build
 
 
 @intrinsic

@@ -16,7 +16,9 @@ from localllm.backends.cpu.simd.vector import (
     Vector,
     call,
     f16x8,
+    f16x16,
     f32x8,
+    f32x16,
     i8x8,
     i32x8,
     intrinsic,
@@ -52,17 +54,24 @@ def _storer(kind: Vector) -> Any:
 load_i32x8, load_f16x8, load_f32x8 = _loader(i32x8), _loader(f16x8), _loader(f32x8)
 store_i8x8, store_i32x8 = _storer(i8x8), _storer(i32x8)
 store_f16x8, store_f32x8 = _storer(f16x8), _storer(f32x8)
+load_f16x16, load_f32x16, store_f32x16 = _loader(f16x16), _loader(f32x16), _storer(f32x16)
 
 
-@intrinsic
-def broadcast_f32x8(typingctx: Any, address: Any, offset: Any) -> Any:
-    """One float32, in every lane."""
+def _broadcaster(kind: Vector) -> Any:
+    @intrinsic
+    def broadcast(typingctx: Any, address: Any, offset: Any) -> Any:
+        """One float32, in every lane."""
 
-    def build(context: Any, b: Any, sig: Any, args: Any) -> Any:
-        at = pointer(context, b, sig, args, ELEMENTS["f32"])
-        return splat_ir(b, b.load(at, align=1, typ=ELEMENTS["f32"]), f32x8.n)
+        def build(context: Any, b: Any, sig: Any, args: Any) -> Any:
+            at = pointer(context, b, sig, args, ELEMENTS["f32"])
+            return splat_ir(b, b.load(at, align=1, typ=ELEMENTS["f32"]), kind.n)
 
-    return f32x8(address, offset), build
+        return kind(address, offset), build
+
+    return broadcast
+
+
+broadcast_f32x8, broadcast_f32x16 = _broadcaster(f32x8), _broadcaster(f32x16)
 
 
 def _scalar_loader(element: str, kind: Any) -> Any:
