@@ -17,7 +17,7 @@ from localllm.server.service import Service
 
 logger = logging.getLogger("localllm.server")
 
-BODY_SECONDS = 60
+BODY_SECONDS = 60.0
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _QUIET_PATHS = frozenset({"/health", "/metrics"})  # asked every few seconds by those who watch
@@ -131,7 +131,7 @@ class _Body:
             async with asyncio.timeout_at(self._deadline):
                 message = await self._receive()
         except TimeoutError:
-            raise FailureError(_TOO_SLOW) from None
+            raise FailureError(_too_slow()) from None
         self._left -= len(message.get("body", b""))
         if self._left < 0:
             raise FailureError(self._too_long)
@@ -139,10 +139,11 @@ class _Body:
         return message
 
 
-_TOO_SLOW = Failure(
-    408,
-    f"The request body did not come within {BODY_SECONDS} s",
-    INVALID_REQUEST,
-    code="body_timeout",
-    headers={"connection": "close", "x-should-retry": "false"},
-)
+def _too_slow() -> Failure:
+    return Failure(
+        408,
+        f"The request body did not come within {BODY_SECONDS:g} s",
+        INVALID_REQUEST,
+        code="body_timeout",
+        headers={"connection": "close", "x-should-retry": "false"},
+    )

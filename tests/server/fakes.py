@@ -143,10 +143,10 @@ class Exchange:
         self,
         app: ASGIApp,
         path: str,
-        body: Mapping[str, Any] | bytes,
+        body: Mapping[str, Any] | bytes | None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        """Without a body, one is announced and never comes."""
         all_headers = {"content-type": "application/json", **(headers or {})}
         self._scope = {
             "type": "http",
@@ -165,7 +165,9 @@ class Exchange:
         self._app = app
         self._to_app: asyncio.Queue[Message] = asyncio.Queue()
         self._from_app: asyncio.Queue[Message] = asyncio.Queue()
-        self._to_app.put_nowait({"type": "http.request", "body": content, "more_body": False})
+        if body is not None:
+            content = body if isinstance(body, bytes) else json.dumps(body).encode()
+            self._to_app.put_nowait({"type": "http.request", "body": content, "more_body": False})
         self._ended = False
         self._task: asyncio.Task[None] | None = None
         self.status = 0

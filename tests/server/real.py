@@ -29,7 +29,7 @@ class RealServer:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         self._ready.wait()
-        match = re.search(r"^(http://\S+) has a chat page", "".join(self.log), re.MULTILINE)
+        match = re.search(r"^(https?://\S+) has a chat page", "".join(self.log), re.MULTILINE)
         assert match, f"the server ended: {''.join(self.log)}"
         self.url = match[1]
 
