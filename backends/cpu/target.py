@@ -16,6 +16,8 @@ All of them give the same bits.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from llvmlite import binding as llvm
 from numba import config
 
@@ -96,9 +98,46 @@ def cpu_features() -> frozenset[str]:
     if config.CPU_FEATURES is not None:
         wanted = (f.strip() for f in config.CPU_FEATURES.split(","))
         return frozenset(f[1:] for f in wanted if f.startswith("+"))
-    if not llvm.get_process_triple().startswith(("x86_64", "amd64")):
+    triple = llvm.get_process_triple()
+    if triple.startswith(("aarch64", "arm64")):
+        return arm_features(triple, config.CPU_NAME or llvm.get_host_cpu_name())
+    if not triple.startswith(("x86_64", "amd64")):
         return frozenset()
     return frozenset(name for name, present in llvm.get_host_cpu_features().items() if present)
+
+
+@lru_cache
+def arm_features(triple: str, cpu: str) -> frozenset[str]:
+    """Which of NEON's dot products LLVM uses for a processor of that name.
+
+    LLVM does not list them among the host's features, but knows them by its name; what it makes
+    of plain products tells.
+    """
+    machine = llvm.Target.from_triple(triple).create_target_machine(cpu=cpu)
+    signed, mixed = (
+        machine.emit_assembly(llvm.parse_assembly(_SUM_OF_PRODUCTS.format(extend=extend)))
+        for extend in ("sext", "zext")
+    )
+    found = {"neon"}
+    if "sdot" in signed:
+        found.add("dotprod")
+    if "usdot" in mixed:
+        found.add("i8mm")
+    return frozenset(found)
+
+
+_SUM_OF_PRODUCTS = """
+declare <4 x i32> @llvm.vector.partial.reduce.add.v4i32.v16i32(<4 x i32>, <16 x i32>)
+
+define <4 x i32> @dot(<4 x i32> %total, <16 x i8> %x, <16 x i8> %y) {{
+  %a = {extend} <16 x i8> %x to <16 x i32>
+  %b = sext <16 x i8> %y to <16 x i32>
+  %products = mul <16 x i32> %a, %b
+  %sum = call <4 x i32> @llvm.vector.partial.reduce.add.v4i32.v16i32(
+    <4 x i32> %total, <16 x i32> %products)
+  ret <4 x i32> %sum
+}}
+"""
 
 
 def _missing(isa: str, features: frozenset[str]) -> list[str]:

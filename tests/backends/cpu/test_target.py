@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import pytest
+from llvmlite import binding as llvm
 from numba import config
 
 from localllm.backends.cpu import target
@@ -35,6 +36,9 @@ def has(cpu: pytest.MonkeyPatch, features: Iterable[str]) -> None:
         ((*_AVX2, "avxvnni"), "vnni"),
         ((*_AVX2, "avx512vl", "avx512vnni"), "vnni"),
         ((*_AVX2, *_AVX512), "avx512"),
+        (("neon",), "scalar"),
+        (("neon", "dotprod"), "dotprod"),
+        (("neon", "dotprod", "i8mm"), "i8mm"),
     ],
 )
 def test_auto_is_the_best_that_the_cpu_has(
@@ -67,3 +71,25 @@ def test_a_process_keeps_its_choice(cpu: pytest.MonkeyPatch) -> None:
 def test_features_follow_what_numba_compiles_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(config, "CPU_FEATURES", "+avx2,-fma, +f16c")
     assert target.cpu_features() == {"avx2", "f16c"}
+
+
+@pytest.mark.parametrize(
+    ("name", "features"),
+    [
+        ("cortex-a72", {"neon"}),
+        ("neoverse-n1", {"neon", "dotprod"}),
+        ("apple-m1", {"neon", "dotprod"}),
+        ("neoverse-v1", {"neon", "dotprod", "i8mm"}),
+        ("apple-m2", {"neon", "dotprod", "i8mm"}),
+    ],
+)
+def test_an_arm_processors_dot_products_are_known_by_its_name(
+    name: str, features: set[str]
+) -> None:
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    try:
+        llvm.Target.from_triple("aarch64-linux-gnu")
+    except RuntimeError as error:
+        pytest.skip(f"llvmlite here was built without Arm: {error}")
+    assert target.arm_features("aarch64-linux-gnu", name) == features
