@@ -16,10 +16,11 @@ class Admission:
     vocab_size: int
 
     def check(self, request: Submit) -> None:
-        """Raises RequestError; ContextLengthError unless one more token fits behind the prompt."""
+        """Raises RequestError; ContextLengthError unless one more token fits behind the prompt
+        (or none is wanted)."""
         if not request.prompt:
             raise RequestError("the prompt has no tokens", param="prompt")
-        least = 0 if request.prompt_logits else 1
+        least = 0 if request.prompt_logits or request.params.max_tokens == 0 else 1
         if len(request.prompt) + least > self.context:
             raise ContextLengthError(len(request.prompt), self.context)
         self._check_ids(request.prompt, "prompt")

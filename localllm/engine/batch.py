@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from localllm.backends.base import BLOCK_TOKENS, Batch, Int32Array, StepLimits
+from localllm.backends.base import BLOCK_TOKENS, Batch, Int32Array, StepLimits, mask_words
 from localllm.engine.kv_manager import NO_BLOCK
 from localllm.engine.sampling_rows import SamplingRows
-from localllm.engine.sequence import Plan
+from localllm.engine.sequence import Plan, Sequence
 
 
 class BatchBuilder:
     """Owns the arrays: a batch is valid until the next one is built."""
 
-    def __init__(self, limits: StepLimits, n_groups: int) -> None:
+    def __init__(self, limits: StepLimits, n_groups: int, vocab: int) -> None:
         table = -(-limits.context // BLOCK_TOKENS)
         self._n_groups = n_groups
         self._count = np.arange(limits.tokens, dtype=np.int32)
@@ -21,7 +21,7 @@ class BatchBuilder:
         self._query_start = np.zeros(limits.seqs + 1, np.int32)
         self._slots = np.empty(n_groups * limits.tokens, np.int32)
         self._tables = np.empty(n_groups * limits.seqs * table, np.int32)
-        self._sampling = SamplingRows()
+        self._sampling = SamplingRows(mask_words(vocab))
 
     def build(self, plan: Plan) -> Batch:
         chunks = plan.chunks
@@ -46,8 +46,12 @@ class BatchBuilder:
             slots=slots,
             block_tables=tables,
             logit_rows=self._logit_rows(plan, query_start),
-            sampling=self._sampling.arrays([c.sequence for c in chunks for _ in range(c.rows)]),
+            sampling=self._sampling.arrays(_drawing(plan)),
         )
+
+    def fill_masks(self) -> None:
+        """Completes the batch; see `SamplingArrays`."""
+        self._sampling.fill_masks()
 
     def _token_ids(self, plan: Plan, query_start: list[int]) -> Int32Array:
         ids = self._ids[: query_start[-1]]
@@ -77,3 +81,16 @@ class BatchBuilder:
         # row i of a chunk whose rows end before number `last` is that far from the chunk's end
         offset = np.repeat(query_start[1:] - last, rows)
         return self._count[: len(offset)] + offset
+
+
+def _drawing(plan: Plan) -> list[Sequence | None]:
+    """Who draws a token from each logit row; None for rows whose logits alone are wanted."""
+    rows: list[Sequence | None] = []
+    for chunk in plan.chunks:
+        if chunk.rows == 1 and chunk.samples:
+            rows.append(chunk.sequence)
+        elif chunk.rows:
+            rows += [None] * chunk.prompt_rows
+            if chunk.samples:
+                rows.append(chunk.sequence)
+    return rows

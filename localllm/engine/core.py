@@ -11,26 +11,36 @@ from itertools import pairwise
 from localllm.engine.admission import Admission
 from localllm.engine.messages import EngineStats, Ready, SequenceNews, StepResults, Submit
 from localllm.engine.meter import StepMeter
+from localllm.engine.preparation import Preparation, needs_aids
 from localllm.engine.runner import Runner
 from localllm.engine.scheduler import Scheduler
 from localllm.engine.sequence import Plan
+from localllm.engine.vocabulary import Vocabulary
+
+_PATIENCE_SECONDS = 0.1  # after which the caller may look for other messages
 
 
 class EngineCore:
     """A loaded, warmed up model (see `loader.load_engine`). Used by one thread at a time."""
 
     def __init__(
-        self, scheduler: Scheduler, runner: Runner, ready: Ready, close: Callable[[], None]
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        ready: Ready,
+        vocabulary: Vocabulary,
+        close: Callable[[], None],
     ) -> None:
         self.ready = ready
-        self.close = close
+        self._close = close
+        self._preparation = Preparation(vocabulary)
         self._scheduler = scheduler
         self._runner = runner
         self._meter = StepMeter()
 
     @property
     def has_work(self) -> bool:
-        return self._scheduler.has_work
+        return self._scheduler.has_work or bool(self._preparation)
 
     @property
     def admission(self) -> Admission:
@@ -47,13 +57,27 @@ class EngineCore:
         if request.params.seed is None:
             params = replace(request.params, seed=secrets.randbits(64))
             request = replace(request, params=params)
-        self._scheduler.add(request)
+        if request.sequence_id in self._preparation:
+            raise ValueError(f"sequence {request.sequence_id!r} exists already")
+        if needs_aids(request.params) and not request.prompt_logits:
+            self._preparation.start(request)
+        else:
+            self._scheduler.add(request)
 
     def cancel(self, sequence_id: str) -> None:
         """Frees the sequence's memory at once; unknown ids are fine."""
-        self._scheduler.cancel(sequence_id)
+        if self._preparation.cancel(sequence_id):
+            self._scheduler.tell(SequenceNews(sequence_id, finish_reason="cancelled"))
+        else:
+            self._scheduler.cancel(sequence_id)
+
+    def close(self) -> None:
+        self._preparation.close()
+        self._close()
 
     def step(self) -> StepResults:
+        if self._preparation:
+            self._add_prepared()
         began = time.monotonic()
         plan = self._scheduler.schedule()
         starts = _mark_starts(plan, began)
@@ -66,6 +90,17 @@ class EngineCore:
             times = (began, scheduled, ran, time.monotonic())
             self._meter.add(tokens, *(b - a for a, b in pairwise(times)))
         return StepResults((*starts, *news), self.stats)
+
+    def _add_prepared(self) -> None:
+        """Waits for them when there is nothing else to do."""
+        patience = 0.0 if self._scheduler.has_work else _PATIENCE_SECONDS
+        for request, outcome in self._preparation.ready(patience):
+            if isinstance(outcome, str):
+                news = SequenceNews(request.sequence_id, finish_reason="error", error=outcome)
+                self._scheduler.tell(news)
+            elif (sequence := self._scheduler.add(request)) is not None:
+                sequence.restriction = outcome.restriction
+                sequence.sampler = outcome.sampler
 
     def check_integrity(self) -> None:
         """Raises AssertionError unless every block and sequence is accounted for."""

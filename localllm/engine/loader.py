@@ -22,9 +22,11 @@ from localllm.engine.memory import (
 from localllm.engine.messages import Ready
 from localllm.engine.runner import Runner
 from localllm.engine.scheduler import Scheduler, StepBudget
+from localllm.engine.vocabulary import Vocabulary
 from localllm.errors import RequestError
 from localllm.gguf import GGUFFile
 from localllm.models import build_program, trained_context
+from localllm.text.tokenizer import load_tokenizer
 
 _LOGITS_BYTES = 32 * 2**20  # that prompt logits may add to a step's workspace
 _LOGIT_ROWS = 64  # more rows make a step no faster
@@ -78,8 +80,9 @@ def _load(config: EngineConfig, progress: ProgressFn, stack: ExitStack) -> Engin
         load_seconds=time.perf_counter() - began,
     )
     scheduler = _make_scheduler(config, program, plan, limits)
-    runner = Runner(step, limits, len(program.kv_groups))
-    return EngineCore(scheduler, runner, ready, stack.close)
+    runner = Runner(step, limits, len(program.kv_groups), _vocab_size(program))
+    vocabulary = Vocabulary(lambda: load_tokenizer(file), _vocab_size(program))
+    return EngineCore(scheduler, runner, ready, vocabulary, stack.close)
 
 
 def _make_backend(config: EngineConfig) -> Backend:

@@ -7,7 +7,7 @@ All are small, picklable and immutable; one StepResults per step carries every s
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from localllm.engine.meter import Tally
 from localllm.sampling_params import SamplingParams
@@ -72,6 +72,19 @@ class Ready:
     load_seconds: float
 
 
+class TokenLogprobs(NamedTuple):
+    """How likely the model found a token, and which it found most likely: natural logarithms.
+
+    `rank` 1 is the most likely token. `top` has as many (token, logprob) as were asked for, by
+    falling probability; the token itself need not be among them.
+    """
+
+    token: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...]
+
+
 @dataclass(frozen=True)
 class SequenceNews:
     """What one step brought for one sequence.
@@ -90,6 +103,8 @@ class SequenceNews:
     cached_tokens: int = 0
     started: float | None = None
     logits: FloatArray | None = None  # [chunk, vocab] rows in prompt order, for prompt_logits
+    logprobs: tuple[TokenLogprobs, ...] = ()  # of `tokens`, where the request asks
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of the next prompt tokens; none of the first
     error: str | None = None
 
 

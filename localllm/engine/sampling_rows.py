@@ -5,42 +5,72 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 
-from localllm.backends.base import Int32Array, SamplingArrays
+from localllm.backends.base import Int32Array, MaskArray, SamplingArrays
+from localllm.engine.restrictions import Restriction
 from localllm.engine.sequence import Sequence
 from localllm.sampling_params import SamplingParams
 
 _NO_SAMPLING = SamplingParams(temperature=0.0, seed=0)  # rows whose logits alone are wanted
 _LARGEST_TOP_K = 2**31 - 1
 
+Rows: TypeAlias = "list[Sequence | None]"
+"""Who draws a token from each logit row; None for rows whose logits alone are wanted."""
+
 
 class SamplingRows:
     """From step to step mostly the same sequences ask, so what does not change is kept."""
 
-    def __init__(self) -> None:
-        self._rows: list[Sequence] = []
+    def __init__(self, vocab_words: int) -> None:
+        self._rows: Rows = []
         self._arrays = _fixed_arrays([])
         self._histories: dict[Sequence, TokenHistory] = {}
+        self._restricted: list[tuple[int, Restriction]] = []  # with their rows
+        self._active: list[Restriction] = []  # in the order of their masks
+        self._masks: MaskArray = np.empty((0, vocab_words), np.uint32)
 
-    def arrays(self, rows: list[Sequence]) -> SamplingArrays:
-        """Valid until the next call."""
+    def arrays(self, rows: Rows) -> SamplingArrays:
+        """Valid until the next call, save the masks: they are for `fill_masks` to write."""
         if rows != self._rows:
             self._rows = rows
             self._arrays = _fixed_arrays(rows)
             self._histories = {
-                s: self._histories.get(s) or TokenHistory() for s in rows if _has_penalty(s)
+                s: self._histories.get(s) or TokenHistory() for s in rows if s and _has_penalty(s)
             }
-        self._arrays.index = np.fromiter((s.n_generated for s in rows), np.uint32, len(rows))
+            self._restricted = [
+                (r, s.restriction) for r, s in enumerate(rows) if s and s.restriction is not None
+            ]
+        generated = (s.n_generated if s else 0 for s in rows)
+        self._arrays.index = np.fromiter(generated, np.uint32, len(rows))
         if self._histories:
             self._add_histories(rows)
+        if self._restricted:
+            self._add_masks()
         return self._arrays
 
-    def _add_histories(self, rows: list[Sequence]) -> None:
+    def fill_masks(self) -> None:
+        """Of the rows last asked for, to which no token has been added since."""
+        for mask, restriction in zip(self._masks, self._active, strict=False):
+            restriction.fill(mask)
+
+    def _add_masks(self) -> None:
+        self._active = []
+        self._arrays.mask_rows = np.full(len(self._rows), -1, np.int32)
+        for row, restriction in self._restricted:
+            if restriction.active:
+                self._arrays.mask_rows[row] = len(self._active)
+                self._active.append(restriction)
+        if len(self._active) > len(self._masks):
+            self._masks = np.empty((len(self._active), self._masks.shape[1]), np.uint32)
+        self._arrays.masks = self._masks[: len(self._active)].reshape(-1)
+
+    def _add_histories(self, rows: Rows) -> None:
         for sequence, history in self._histories.items():
             history.read(sequence)
-        parts = [self._histories.get(sequence, _NO_HISTORY) for sequence in rows]
+        parts = [self._histories.get(s, _NO_HISTORY) if s else _NO_HISTORY for s in rows]
         self._arrays.history_start = _starts(len(part.ids) for part in parts)
         self._arrays.history_ids = _joined(part.ids for part in parts)
         self._arrays.history_counts = _joined(part.counts for part in parts)
@@ -71,12 +101,8 @@ class TokenHistory:
 _NO_HISTORY = TokenHistory()
 
 
-def _params(sequence: Sequence) -> SamplingParams:
-    return _NO_SAMPLING if sequence.request.prompt_logits else sequence.request.params
-
-
 def _has_penalty(sequence: Sequence) -> bool:
-    params = _params(sequence)
+    params = sequence.request.params
     return (
         params.repetition_penalty != 1.0
         or params.presence_penalty != 0.0
@@ -84,9 +110,9 @@ def _has_penalty(sequence: Sequence) -> bool:
     )
 
 
-def _fixed_arrays(rows: list[Sequence]) -> SamplingArrays:
-    """Everything but the index and the histories."""
-    params = [_params(sequence) for sequence in rows]
+def _fixed_arrays(rows: Rows) -> SamplingArrays:
+    """Everything but the index, the histories and the masks."""
+    params = [s.request.params if s else _NO_SAMPLING for s in rows]
     biases = [sorted(p.logit_bias.items()) for p in params]
     n = len(rows)
     return SamplingArrays(
@@ -98,7 +124,7 @@ def _fixed_arrays(rows: list[Sequence]) -> SamplingArrays:
         presence_penalty=np.array([p.presence_penalty for p in params], np.float32),
         frequency_penalty=np.array([p.frequency_penalty for p in params], np.float32),
         seed=np.array([p.seed or 0 for p in params], np.uint64),
-        choice=np.array([s.request.choice for s in rows], np.uint32),
+        choice=np.array([s.request.choice if s else 0 for s in rows], np.uint32),
         index=np.zeros(n, np.uint32),
         bias_start=_starts(len(b) for b in biases),
         bias_ids=np.array([token for b in biases for token, _ in b], np.int32),

@@ -59,27 +59,30 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self._by_id or self._notices)
 
-    def add(self, request: Submit) -> None:
+    def add(self, request: Submit) -> Sequence | None:
         """A request that cannot be served is answered with an error in the next news."""
         try:
             if request.sequence_id in self._by_id:
                 raise ValueError(f"sequence {request.sequence_id!r} exists already")
             self.admission.check(request)
         except RequestError as error:
-            self._notices.append(
-                SequenceNews(request.sequence_id, finish_reason="error", error=str(error))
-            )
-            return
+            self.tell(SequenceNews(request.sequence_id, finish_reason="error", error=str(error)))
+            return None
         blocks = self.kv.new_sequence(request.cache_salt)
         sequence = Sequence(request, next(self._arrivals), blocks)
         self._by_id[sequence.id] = sequence
         insort(self._waiting, sequence, key=_order)
+        return sequence
+
+    def tell(self, news: SequenceNews) -> None:
+        """Brings news of a request that is not, or no longer, scheduled."""
+        self._notices.append(news)
 
     def cancel(self, sequence_id: str) -> None:
         """Frees the sequence's memory now. One that is unknown has ended already."""
         if sequence := self._by_id.get(sequence_id):
             self._drop(sequence)
-            self._notices.append(SequenceNews(sequence_id, finish_reason="cancelled"))
+            self.tell(SequenceNews(sequence_id, finish_reason="cancelled"))
 
     def schedule(self) -> Plan:
         step = _Step(self._budget, self._running)
@@ -193,7 +196,7 @@ class Scheduler:
         sequence = chunk.sequence
         if outcome.token == NUMERICAL_ERROR:
             self._drop(sequence)
-            message = "the model computed values that are not numbers"
+            message = outcome.error or "the model computed values that are not numbers"
             return SequenceNews(sequence.id, finish_reason="error", error=message)
         sequence.computed = chunk.end
         self.kv.commit(sequence.blocks, sequence.tokens, chunk.end)
@@ -201,8 +204,16 @@ class Scheduler:
         self._counts.prompt_tokens += max(0, min(chunk.end, n_prompt) - chunk.start)
         if chunk.rows == 0:
             return None
-        if sequence.request.prompt_logits:
-            return self._logits_news(sequence, chunk, outcome)
+        sequence.rows_sent += chunk.prompt_rows
+        if sequence.ends_with_prompt:
+            return self._prompt_news(sequence, outcome)
+        if not chunk.samples:
+            return SequenceNews(
+                sequence.id,
+                cached_tokens=sequence.cached_tokens or 0,
+                started=sequence.started,
+                prompt_logprobs=outcome.prompt_logprobs,
+            )
         return self._token_news(sequence, outcome)
 
     def _token_news(self, sequence: Sequence, outcome: ChunkResult) -> SequenceNews:
@@ -210,24 +221,35 @@ class Scheduler:
         assert token is not None
         self._counts.generated_tokens += 1
         reason = sequence.append(token, self.admission.context)
+        stop_id = token if reason == "stop" else None
+        if outcome.ended:
+            reason = "stop"
         if reason is not None:
             self._drop(sequence)
         return SequenceNews(
             sequence.id,
             tokens=(token,),
             finish_reason=reason,
-            stop_id=token if reason == "stop" else None,
+            stop_id=stop_id,
             cached_tokens=sequence.cached_tokens or 0,
             started=sequence.started,
+            logprobs=outcome.logprobs,
+            prompt_logprobs=outcome.prompt_logprobs,
         )
 
-    def _logits_news(self, sequence: Sequence, chunk: Chunk, outcome: ChunkResult) -> SequenceNews:
-        sequence.rows_sent += chunk.rows
-        done = sequence.rows_sent == len(sequence.tokens)
-        if done:
+    def _prompt_news(self, sequence: Sequence, outcome: ChunkResult) -> SequenceNews:
+        """Of a sequence that generates nothing."""
+        reason: FinishReason | None = None if sequence.owes_rows else "length"
+        if reason:
             self._drop(sequence)
-        reason: FinishReason | None = "length" if done else None
-        return SequenceNews(sequence.id, finish_reason=reason, logits=outcome.logits)
+        return SequenceNews(
+            sequence.id,
+            finish_reason=reason,
+            cached_tokens=sequence.cached_tokens or 0,
+            started=sequence.started,
+            logits=outcome.logits,
+            prompt_logprobs=outcome.prompt_logprobs,
+        )
 
     def _drop(self, sequence: Sequence) -> None:
         self.kv.release(sequence.blocks)
@@ -256,7 +278,7 @@ class _Step:
         remaining = sequence.remaining
         room = self.tokens if remaining == 1 else max(1, self.tokens - self.decoding)
         n = min(remaining, room)
-        if sequence.request.prompt_logits:
+        if sequence.owes_rows:
             unasked = sequence.rows_sent - sequence.computed
             n = min(n, unasked + min(self.rows, max(1, self.rows - self.followers)))
         elif n == remaining and self.rows == 0:
@@ -264,7 +286,7 @@ class _Step:
         return sequence.computed + n
 
     def take(self, sequence: Sequence, end: int) -> Chunk:
-        if sequence.request.prompt_logits:
+        if sequence.owes_rows:
             rows = max(0, end - sequence.rows_sent)
         else:
             rows = int(end == len(sequence.tokens))

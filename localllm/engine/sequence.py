@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from localllm.engine.kv_manager import SequenceBlocks
-from localllm.engine.messages import FinishReason, Submit
+from localllm.engine.messages import FinishReason, Submit, TokenLogprobs
 
 if TYPE_CHECKING:
     from localllm.backends.program import FloatArray
+    from localllm.engine.rare_sampling import RareSampler
+    from localllm.engine.restrictions import Restriction
 
 NUMERICAL_ERROR = -1  # what a backend samples from logits that are no numbers
 
@@ -23,9 +25,13 @@ class Sequence:
         "blocks",
         "cached_tokens",
         "computed",
+        "ends_with_prompt",
         "order",
+        "prompt_rows",
         "request",
+        "restriction",
         "rows_sent",
+        "sampler",
         "started",
         "tokens",
     )
@@ -38,7 +44,16 @@ class Sequence:
         self.computed = 0
         self.cached_tokens: int | None = None  # of the prompt, set at first admission
         self.started: float | None = None  # when its first step began, once the caller has told
-        self.rows_sent = 0  # prompt positions whose logits have been sent, for prompt_logits
+        self.rows_sent = 0  # of `prompt_rows`
+        self.restriction: Restriction | None = None  # these two are set before it is scheduled
+        self.sampler: RareSampler | None = None
+        params, n_prompt = request.params, len(request.prompt)
+        self.ends_with_prompt = request.prompt_logits or params.max_tokens == 0
+        # Prompt positions whose logits are asked for, from the first on. The last one's are those
+        # that the first token is sampled from, if there will be one.
+        self.prompt_rows = 0
+        if request.prompt_logits or params.prompt_logprobs is not None:
+            self.prompt_rows = n_prompt if self.ends_with_prompt else n_prompt - 1
 
     @property
     def id(self) -> str:
@@ -56,7 +71,21 @@ class Sequence:
     @property
     def first_row(self) -> int:
         """The first position whose logits are still to come; the cache cannot serve it."""
-        return self.rows_sent if self.request.prompt_logits else len(self.tokens) - 1
+        return self.rows_sent if self.owes_rows else len(self.tokens) - 1
+
+    @property
+    def is_plain(self) -> bool:
+        """Nothing but the device's token is wanted."""
+        return (
+            self.prompt_rows == 0
+            and self.restriction is None
+            and self.sampler is None
+            and self.request.params.logprobs is None
+        )
+
+    @property
+    def owes_rows(self) -> bool:
+        return self.rows_sent < self.prompt_rows
 
     def append(self, token: int, context: int) -> FinishReason | None:
         """Takes a sampled token; says whether, and why, it is the last one."""
@@ -79,6 +108,17 @@ class Chunk(NamedTuple):
     end: int
     rows: int
 
+    @property
+    def samples(self) -> bool:
+        """Whether the sequence's next token is drawn from the last row."""
+        sequence = self.sequence
+        return self.end == len(sequence.tokens) and self.rows > 0 and not sequence.ends_with_prompt
+
+    @property
+    def prompt_rows(self) -> int:
+        """How many of the rows, the first, are the prompt's own."""
+        return self.rows - self.samples
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -86,10 +126,15 @@ class Plan:
 
 
 class ChunkResult(NamedTuple):
-    """`token` is sampled from the last row (None: there was none); `logits` for prompt_logits."""
+    """`token` is sampled from the last row (None: none was, or there is no row at all), and the
+    last one if `ended`; `logits` for prompt_logits; `error` says more of a NUMERICAL_ERROR."""
 
     token: int | None = None
     logits: FloatArray | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    ended: bool = False
+    error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 
 from localllm.backends.base import BLOCK_TOKENS, Batch, Int32Array, StepLimits
 from localllm.backends.program import FloatArray
+from localllm.backends.reference.sampling import sample
 from localllm.engine.admission import Admission
 from localllm.engine.core import EngineCore
 from localllm.engine.kv_manager import KVManager, most_blocks
 from localllm.engine.messages import Ready, SequenceNews, Submit
 from localllm.engine.runner import Runner
 from localllm.engine.scheduler import Scheduler, StepBudget
+from localllm.engine.vocabulary import Vocabulary
+from localllm.text.tokenizer import Tokenizer
 
+_LETTERS = "0123456789abcdefghijklmnopqrstuvwxyz"
+WORDS = ["<end>", "</think>", *_LETTERS, *" \n-.", "ab", "bc", "the", "cab", "12", " a", "--", "?!"]
 VOCAB = 50
+assert len(WORDS) == VOCAB
 CONTEXT = 200
 
 
@@ -39,8 +46,7 @@ class FakeStep:
         self._logits = np.array(rows, np.float32).reshape(-1, VOCAB)
 
     def collect(self) -> Int32Array:
-        tokens: Int32Array = self._logits.argmax(axis=1).astype(np.int32)
-        return tokens
+        return sample(self._logits, self.batch.sampling)
 
     def logits(self) -> FloatArray:
         return self._logits
@@ -80,9 +86,29 @@ def fake_core(
     kv = KVManager(windows, n_blocks, BLOCK_TOKENS, prefix_cache=prefix_cache)
     scheduler = Scheduler(kv, StepBudget(tokens, seqs, rows), Admission(CONTEXT, VOCAB))
     limits = StepLimits(tokens, seqs, rows, CONTEXT)
-    runner = Runner(FakeStep(windows, n_blocks), limits, len(windows))
+    runner = Runner(FakeStep(windows, n_blocks), limits, len(windows), VOCAB)
     ready = Ready("fake", "fake", "fake", 1, CONTEXT, VOCAB, tuple(n_blocks), 0, 0.0)
-    return EngineCore(scheduler, runner, ready, lambda: None)
+    return EngineCore(scheduler, runner, ready, fake_vocabulary(), lambda: None)
+
+
+def fake_vocabulary() -> Vocabulary:
+    """Token 0 ends, 1 is a control token; the others are WORDS."""
+    return Vocabulary(lambda: cast(Tokenizer, _FakeTokenizer()), VOCAB)
+
+
+class _FakeTokenizer:
+    vocab_size = VOCAB
+    eog_ids = frozenset([0])
+
+    def token_bytes(self, token: int) -> bytes:
+        return WORDS[token].encode() if token > 1 else b""
+
+    def token_text(self, token: int) -> str:
+        return WORDS[token]
+
+    def encode(self, text: str, add_special: bool = True) -> list[int]:
+        assert not add_special
+        return [WORDS.index(letter) for letter in text]
 
 
 def run(core: EngineCore, *requests: Submit) -> dict[str, list[SequenceNews]]:

@@ -55,7 +55,7 @@ def random_plan(draw: random.Random) -> Plan:
 @pytest.mark.parametrize("seed", range(20))
 def test_a_batch_holds_what_the_plan_says(seed: int) -> None:
     draw = random.Random(seed)
-    builder = BatchBuilder(LIMITS, n_groups=2)
+    builder = BatchBuilder(LIMITS, n_groups=2, vocab=50)
     for _ in range(3):  # arrays are used again
         plan = random_plan(draw)
         batch = builder.build(plan)
@@ -87,7 +87,7 @@ def test_a_batch_holds_what_the_plan_says(seed: int) -> None:
 
 
 def test_sampling_arrays_follow_the_rows() -> None:
-    rows = SamplingRows()
+    rows = SamplingRows(2)
     plain = sequence((1, 2), SamplingParams(temperature=0.5, top_k=2**40, seed=2**63))
     biased = sequence((3,), SamplingParams(logit_bias={9: 1.5, 4: -2.0}, seed=7), choice=3)
     arrays = rows.arrays([plain, biased, plain])
@@ -105,7 +105,7 @@ def test_sampling_arrays_follow_the_rows() -> None:
 
 
 def test_only_rows_with_penalties_have_a_history() -> None:
-    rows = SamplingRows()
+    rows = SamplingRows(2)
     penalised = sequence((5, 6, 5), SamplingParams(frequency_penalty=0.5, seed=1))
     plain = sequence((7, 7), SamplingParams(seed=1))
 
@@ -127,6 +127,10 @@ def test_only_rows_with_penalties_have_a_history() -> None:
 
 def test_rows_for_logits_alone_are_greedy_and_have_no_penalties() -> None:
     params = SamplingParams(repetition_penalty=2.0, logit_bias={1: 1.0}, seed=1)
-    arrays = SamplingRows().arrays([sequence((1, 2), params, prompt_logits=True)])
+    asks = sequence((1, 2), params, prompt_logits=True)
+    builder = BatchBuilder(LIMITS, n_groups=2, vocab=50)
+    asks.blocks.tables[0].append(0)
+    asks.blocks.tables[1].append(0)
+    arrays = builder.build(Plan((Chunk(asks, 0, 2, 1),))).sampling
     assert arrays.temperature.tolist() == [0.0]
     assert arrays.history_ids.size == arrays.bias_ids.size == 0
