@@ -1,0 +1,249 @@
+"""A model's output, as it comes, to content, reasoning and tool calls."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from localllm.text.reasoning import ReasoningFormat, Thinking
+from localllm.text.tools.calls import (
+    Call,
+    CallIds,
+    NotACallError,
+    random_id,
+    read_arguments,
+    read_call,
+)
+from localllm.text.tools.events import Content, Event, Reasoning, joined
+from localllm.text.tools.formats import (
+    AnyFormat,
+    ChannelFormat,
+    NamedCall,
+    TaggedCall,
+    ToolFormat,
+)
+from localllm.text.tools.reader import Emit, Read, Reader
+from localllm.text.tools.schema import Tool
+
+_STRAY = tuple("}]) \t\r\n")  # beyond what closes a call, as models write it now and then
+
+
+class _Trimmed:
+    """Emits text without the whitespace around it; inner whitespace waits for what follows."""
+
+    def __init__(self, emit: Emit) -> None:
+        self._emit = emit
+        self._held = ""
+        self._begun = False
+
+    def __call__(self, text: str) -> None:
+        text = self._held + text
+        if not self._begun:
+            text = text.lstrip()
+        kept = len(text.rstrip())
+        self._held = text[kept:]
+        if kept:
+            self._begun = True
+            self._emit(text[:kept])
+
+    def release(self) -> None:
+        """Nothing follows: whitespace at the end of an answer is part of it."""
+        if self._held and self._begun:
+            self._emit(self._held)
+        self._held = ""
+
+
+class OutputParser:
+    """Feed it with `push`, end with `finish`; however the text is cut, the events say the same.
+
+    `format` None: no tools are called. `thinking`: where the prompt leaves the model.
+    """
+
+    def __init__(
+        self,
+        format: AnyFormat | None,
+        tools: Sequence[Tool] = (),
+        reasoning: ReasoningFormat | None = None,
+        thinking: Thinking = Thinking.POSSIBLE,
+        new_id: CallIds | None = None,
+    ) -> None:
+        self._format = format
+        self._tools = {tool.name: tool for tool in tools}
+        self._reasoning = reasoning
+        self._events: list[Event] = []
+        self._reader = Reader()
+        self._n_calls = 0
+        id_length = format.id_length if format else None
+        self._new_id: CallIds = new_id or (lambda: random_id(id_length))
+        emit: Emit = lambda text: self._emit(Content(text))  # noqa: E731
+        self._content = _Trimmed(emit) if format or reasoning else emit
+        self.thinking = thinking == Thinking.OPEN
+        self._machine = self._run(thinking)
+        next(self._machine, None)
+
+    @property
+    def n_calls(self) -> int:
+        return self._n_calls
+
+    def push(self, text: str) -> list[Event]:
+        if not text:
+            return []
+        self._reader.push(text)
+        next(self._machine, None)
+        return self._take()
+
+    def finish(self) -> list[Event]:
+        self._reader.finish()
+        next(self._machine, None)
+        if isinstance(self._content, _Trimmed) and not self._n_calls:
+            self._content.release()
+        return self._take()
+
+    def _emit(self, event: Event) -> None:
+        self._events.append(event)
+
+    def _take(self) -> list[Event]:
+        events, self._events = joined(self._events), []
+        return events
+
+    def _run(self, thinking: Thinking) -> Read[None]:
+        if self._reasoning and thinking != Thinking.OVER:
+            yield from self._think(self._reasoning, thinking)
+        match self._format:
+            case ChannelFormat() as channels:
+                yield from self._messages(channels)
+            case format:
+                yield from self._body(format, ())
+
+    def _think(self, reasoning: ReasoningFormat, thinking: Thinking) -> Read[None]:
+        if thinking == Thinking.POSSIBLE:
+            self._reader.mark()
+            yield from self._reader.spaces()
+            opened = yield from self._reader.accept(reasoning.opens.strip())
+            if not opened:
+                self._content(self._reader.taken)
+            self._reader.forget()
+            if not opened:
+                return
+        yield from self._reason([reasoning.closes.strip()])
+
+    def _reason(self, ends: Sequence[str]) -> Read[str | None]:
+        self.thinking = True
+        emit = _Trimmed(lambda text: self._emit(Reasoning(text)))
+        end = yield from self._reader.until(ends, emit)
+        self.thinking = False
+        return end
+
+    def _body(self, format: ToolFormat | None, ends: Sequence[str]) -> Read[None]:
+        """Content and calls, up to one of `ends`."""
+        starts = _starts(format)
+        if format and not starts:
+            yield from self._one(format, "")
+        while True:
+            marker = yield from self._reader.until([*starts, *ends], self._content)
+            if marker is None or format is None or marker in ends:
+                return
+            yield from self._calls(format, marker)
+
+    def _calls(self, format: ToolFormat, marker: str) -> Read[None]:
+        """The calls after the marker that begins them; content again if they are none."""
+        reader = self._reader
+        if not format.opens:  # the marker begins a call, and may be part of it
+            yield from self._one(format, marker)
+            return
+        before = marker
+        while True:
+            yield from reader.spaces()
+            if format.listed:
+                while (yield from reader.accept_any(("[", ","))):
+                    yield from reader.spaces()
+                if (yield from reader.accept("]")):
+                    yield from reader.spaces()
+                    yield from reader.accept(format.closes.strip())
+                    return
+            if format.closes and (yield from reader.accept(format.closes.strip())):
+                return
+            if reader.ended:
+                return
+            begins = format.begins.strip()
+            if begins and (yield from reader.accept(begins)):
+                before += begins
+            elif begins:
+                return
+            if not (yield from self._one(format, before)):
+                return
+            before = ""
+
+    def _one(self, format: ToolFormat, before: str) -> Read[bool]:
+        """One call, if it is one; `before` is what has been taken for it."""
+        reader = self._reader
+        head = _head(format)
+        if head and before == head:
+            reader.unread(head)
+            before = ""
+        reader.mark()
+        names = self._tools if format.known_names else None
+        call = Call(self._n_calls, self._new_id, self._emit, reader, names)
+        try:
+            yield from reader.spaces()
+            yield from read_call(format.body, reader, call, self._tools)
+        except NotACallError:
+            if not reader.ended or format.known_names:  # else it was going to be one
+                self._content(before + reader.taken)
+            reader.forget()
+            return False
+        self._n_calls += 1
+        if format.ends:
+            while (yield from reader.peek()) in _STRAY:
+                reader.skip(1)
+            yield from reader.accept(format.ends.strip())
+        call.end()
+        return True
+
+    def _messages(self, format: ChannelFormat) -> Read[None]:
+        channels, reader = format.channels, self._reader
+        while not reader.ended:
+            header: list[str] = []
+            if (yield from reader.until([channels.message], header.append)) is None:
+                if not any(mark in "".join(header) for mark in format.markers):
+                    self._content("".join(header))
+                return
+            text = "".join(header).strip()
+            if re.search(channels.reasoning, text):
+                yield from self._reason(channels.ends)
+            elif match := re.search(channels.call, text):
+                yield from self._message_call(format, match[1])
+            else:
+                ends = channels.ends or (channels.starts,)
+                yield from self._body(format.inner, ends)
+            yield from reader.spaces()
+            yield from reader.accept(channels.starts)
+
+    def _message_call(self, format: ChannelFormat, name: str) -> Read[None]:
+        call = Call(self._n_calls, self._new_id, self._emit, self._reader)
+        self._n_calls += 1
+        call.begin(name)
+        yield from read_arguments(self._reader, call)
+        call.end()
+        ends = format.channels.ends or (format.channels.starts,)
+        yield from self._reader.until(ends, lambda _: None)
+
+
+def _starts(format: ToolFormat | None) -> tuple[str, ...]:
+    """The text by which the first call is told from content."""
+    if format is None:
+        return ()
+    start = format.opens.strip() or format.begins.strip() or _head(format)
+    return (start,) if start else ()
+
+
+def _head(format: ToolFormat) -> str:
+    """What a call begins with where nothing stands before it."""
+    if format.opens or format.begins:
+        return ""
+    match format.body:
+        case NamedCall(before=before):
+            return before
+        case TaggedCall(name=(before, _)):
+            return before
+    return ""
