@@ -184,7 +184,10 @@ class TestLeniency:
             ("hermes", '<tool_call>{"name": "get_weather", "arguments": "{\\"city\\": \\"X\\"}"}'),
             ("hermes", '<tool_call>{"name": "get_weather", "arguments": {"city": "X"}}}\n</'),
             ("mistral-args", '[TOOL_CALLS]get_weather{"city": "X"}'),
-            ("qwen3-coder", "<tool_call><function=get_weather><parameter=city>X</parameter></func"),
+            (
+                "qwen3-coder",
+                "<tool_call><function=get_weather><parameter=city>X</parameter></function>",
+            ),
             ("llama-3", '{"type": "function", "name": "get_weather", "parameters": {"city": "X"}}'),
             ("lfm2", '<|tool_call_start|>[get_weather(city="X")]<|tool_call_end|>'),
             (
