@@ -23,7 +23,7 @@ class EngineConfig:
     model: Path
     backend: str = "auto"  # auto | cpu | reference
     threads: int | None = None
-    isa: str = "auto"  # instruction set of the CPU kernels: auto | avx512 | vnni | avx2 | scalar
+    isa: str = "auto"  # instruction set of the CPU kernels: auto, or one of `target.ISAS`
     ctx_size: int | None = None
     max_num_seqs: int = 16
     max_num_batched_tokens: int = 512

@@ -15,6 +15,7 @@ import numpy as np
 from localllm.backends.cpu import target
 from localllm.backends.cpu.kernel import (
     H_THREADS,
+    H_TOKENS,
     HEADER_WORDS,
     Kernel,
     arg_i64,
@@ -87,7 +88,7 @@ def _measure(workers: Workers) -> Machine:
 
     def best(code: Kernel, amount: int) -> float:
         words = _Words(int(memory.ctypes.data), amount, int(out.ctypes.data))
-        return min(_seconds(workers, code, words) for _ in range(_TRIES))
+        return min(seconds(workers, code, words) for _ in range(_TRIES))
 
     lanes = _int8_vector().n
     int8 = claims * _ROUNDS * _WEIGHTS * _COLUMNS * _GROUPS * lanes
@@ -99,15 +100,15 @@ def _measure(workers: Workers) -> Machine:
     )
 
 
-def _seconds(workers: Workers, code: Kernel, words: _Words) -> float:
-    """How long all threads take for one call."""
+def seconds(workers: Workers, code: Kernel, words: Arguments, tokens: int = 1) -> float:
+    """How long all threads take for one call of a kernel with these words."""
     header = np.zeros(HEADER_WORDS, np.int64)
-    header[H_THREADS] = workers.threads
+    header[H_TOKENS], header[H_THREADS] = tokens, workers.threads
     sync = aligned_bytes(SYNC_BYTES)
     block = np.array([header.ctypes.data, sync.ctypes.data, *words.words()], np.int64)
     table = np.array([[code.address, block.ctypes.data, -1, 0]], np.int64)
     began = time.perf_counter()
-    workers.start(table, sync, 0, 1, 1)
+    workers.start(table, sync, 0, 1, tokens)
     workers.join()
     taken = time.perf_counter() - began
     workers.settle()
