@@ -14,6 +14,7 @@ from localllm.gguf import GGUFFile, TensorType
 from tests.helpers import ROOT
 
 SCRIPT = ROOT / "scripts" / "make_random_model"
+MIXES = ("Q2_K", "Q3_K_S", "Q4_K_M", "Q8_0", "Q4_0", "IQ4_NL", "IQ4_XS")
 VOCAB = 512  # of the shape `tiny`
 
 
@@ -23,7 +24,7 @@ def make(out: Path, mix: str, *options: str) -> Path:
     return out
 
 
-@pytest.mark.parametrize("mix", ["Q4_K_M", "Q8_0", "Q4_0"])
+@pytest.mark.parametrize("mix", MIXES)
 def test_a_model_that_computes_sound_numbers(tmp_path: Path, mix: str) -> None:
     with LLM(make(tmp_path / "tiny.gguf", mix), backend="reference", ctx_size=256) as llm:
         tokens = llm.tokenize("a ba\n")
@@ -36,7 +37,7 @@ def test_a_model_that_computes_sound_numbers(tmp_path: Path, mix: str) -> None:
 
 
 def test_weights_spread_by_the_root_of_their_length(tmp_path: Path) -> None:
-    for mix in ("Q4_K_M", "Q8_0", "Q4_0"):
+    for mix in MIXES:
         with GGUFFile.open(make(tmp_path / f"{mix}.gguf", mix)) as file:
             for name, tensor in file.tensors.items():
                 weights = tensor.dequantize()
