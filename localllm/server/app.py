@@ -12,6 +12,7 @@ from localllm.server.errors import add_error_handlers
 from localllm.server.gate import Gate
 from localllm.server.metrics import Metrics
 from localllm.server.middleware import BodyLimit, RequestScope
+from localllm.server.openapi import describe_truly
 from localllm.server.routes import about, generate, metrics, tokens
 from localllm.server.service import VERSION, Service
 from localllm.server.ticket import Patience
@@ -30,6 +31,7 @@ def create_app(
     config = config or HttpConfig()
     app = FastAPI(title="localllm", version=VERSION, docs_url=None, redoc_url=None)
     app.state.service = service
+    app.state.max_running = max_running
     app.state.metrics = Metrics(service, max_running)
     app.state.admission = Admission(
         service,
@@ -40,6 +42,7 @@ def create_app(
     for routes in (generate, tokens, about, metrics):
         app.include_router(routes.router)
     add_error_handlers(app)
+    describe_truly(app, with_keys=bool(keys))
     app.add_middleware(BodyLimit, max_bytes=config.max_body_size)
     app.add_middleware(Authentication, keys=keys or KeyRing())
     app.add_middleware(Cors, origins=config.cors_origins)

@@ -10,6 +10,7 @@ from typing import Any
 
 from localllm.gguf import GGUFFile
 from localllm.models import trained_context
+from localllm.server.protocol.answers import Capabilities
 from localllm.text.chat_template import ChatTemplate
 from localllm.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -23,6 +24,16 @@ class ServedModel:
     tokenizer: Tokenizer
     template: ChatTemplate
     details: dict[str, Any]
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(
+            chat=True,
+            completion=True,
+            tools=self.template.supports_tools,
+            reasoning=False,
+            structured_outputs=False,
+        )
 
 
 def load_served_model(path: Path, alias: str | None = None) -> ServedModel:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from localllm.errors import RequestError
 from localllm.text.tokenizer import Tokenizer
@@ -29,3 +30,16 @@ def check_ids(tokenizer: Tokenizer, ids: Sequence[int], param: str) -> list[int]
                 param=param,
             )
     return list(ids)
+
+
+def special_tokens(tokenizer: Tokenizer) -> dict[str, Any]:
+    """Those with a meaning that every model has or lacks, as the vocabulary writes them."""
+    ids = {
+        "bos_token": tokenizer.bos_id,
+        "eos_token": tokenizer.eos_id,
+        "pad_token": tokenizer.pad_id,
+        "unk_token": tokenizer.unk_id,
+    }
+    return {
+        name: None if token is None else tokenizer.token_text(token) for name, token in ids.items()
+    }

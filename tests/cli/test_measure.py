@@ -22,6 +22,7 @@ class SteppingEngine:
         self.ready: Ready | None = None
         self.healthy = True
         self.failed: str | None = None
+        self.restarts = 0
         self.preemptions = 0
         self.submitted: list[Submit] = []
         self._at_once = at_once

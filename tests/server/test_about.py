@@ -22,7 +22,15 @@ async def test_models(client: httpx.AsyncClient) -> None:
     assert card["max_model_len"] == card["context_length"] == card["meta"]["n_ctx"] == CONTEXT
     assert card["meta"]["n_vocab"] == 50257
     assert (await client.get("/models")).json() == listed
-    assert (await client.get("/v1/models/gpt2")).json() == card
+    assert card["quantization"]
+    assert card["capabilities"]["chat"] is True
+    details = (await client.get("/v1/models/gpt2")).json()
+    assert details.items() >= card.items()
+    assert (await client.get("/models/gpt2")).json() == details
+    assert details["device"] == "no device at all"
+    assert details["eos_token"] == "<|endoftext|>"
+    assert "messages" in details["chat_template"]
+    assert details["max_num_seqs"] == 16
 
 
 @pytest.mark.parametrize("name", ["other", "a/b", "gpt2/"])
@@ -69,7 +77,9 @@ async def test_openapi_names_every_endpoint(client: httpx.AsyncClient) -> None:
     assert {"/v1/chat/completions", "/v1/completions", "/tokenize", "/health"} <= paths.keys()
 
 
-@pytest.mark.parametrize("path", ["/health", "/models", "/v1/models"])
+@pytest.mark.parametrize(
+    "path", ["/health", "/models", "/v1/models", "/v1/models/gpt2", "/models/gpt2"]
+)
 async def test_head_answers_as_get(client: httpx.AsyncClient, path: str) -> None:
     assert (await client.head(path)).status_code == 200
 

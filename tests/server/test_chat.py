@@ -207,6 +207,7 @@ async def test_unknown_fields_are_ignored_and_named(client: httpx.AsyncClient) -
     answer = await ask(client, shiny=1, **{"new\r\nx-evil": 2}, user="me", metadata={"a": "b"})
     assert answer.status_code == 200
     assert answer.headers["x-localllm-ignored"] == "shiny, new%0D%0Ax-evil"
+    assert (await ask(client, **{"": 1})).headers["x-localllm-ignored"] == '""'
     assert "x-localllm-ignored" not in (await ask(client)).headers
 
 

@@ -139,3 +139,23 @@ async def test_tokenize_refuses(client: httpx.AsyncClient) -> None:
         answer = await client.post(path, json=body)
         assert answer.status_code == 400
         assert answer.json()["error"]["param"] == param
+
+
+async def test_tokenizer_info(client: httpx.AsyncClient, gpt2: ServedModel) -> None:
+    info = (await client.get("/tokenizer_info")).raise_for_status().json()
+    assert info["eos_token"] == info["bos_token"] == "<|endoftext|>"
+    assert info["pad_token"] is None
+    assert info["vocab_size"] == gpt2.tokenizer.vocab_size
+    assert info["model_max_length"] == CONTEXT
+    assert info["chat_template"] == gpt2.template.source
+
+
+async def test_apply_template(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    body = {"messages": [{"role": "user", "content": "Hello <|im_end|>"}]}
+    applied = (await client.post("/apply-template", json=body)).raise_for_status().json()
+    assert applied["prompt"].startswith("<|im_start|>user\nHello")
+    assert applied["prompt"].endswith("<|im_start|>assistant\n")
+    await client.post("/v1/chat/completions", json=body)
+    assert applied["count"] == len(engine.submitted[0].prompt)
+    refused = await client.post("/apply-template", json={"messages": []})
+    assert refused.status_code == 400

@@ -94,6 +94,25 @@ class ModelCard(BaseModel):
     owned_by: Literal["localllm"] = "localllm"
     max_model_len: int
     context_length: int
+def dump(answer: ChatCompletion | Completion) -> dict[str, Any]:
+    """As it is sent: without prompt_logprobs where nobody asked for them."""
+    content = answer.model_dump()
+    for part in (content, *content["choices"]):
+        if part.get("prompt_logprobs", ()) is None:
+            del part["prompt_logprobs"]
+    return content
+
+
+class Capabilities(BaseModel):
+    """What the model, or its chat template, can do here."""
+
+    chat: bool
+    completion: bool
+    tools: bool
+    reasoning: bool
+    structured_outputs: bool
+
+
     meta: dict[str, Any]
 
 
@@ -101,9 +120,34 @@ class ModelList(BaseModel):
     object: Literal["list"] = "list"
     data: list[ModelCard]
 
+    quantization: str
+    capabilities: Capabilities
 
 class Tokens(BaseModel):
     tokens: list[int]
+class SpecialTokens(BaseModel):
+    """As the vocabulary writes them; null where it has none."""
+
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None
+    unk_token: str | None
+
+
+class ModelDetails(ModelCard, SpecialTokens):
+    """Everything that can be told of a model and of what runs it."""
+
+    chat_template: str
+    architecture: str
+    backend: str
+    device: str
+    threads: int
+    kv_cache_bytes: int
+    max_num_seqs: int
+    modalities: dict[str, bool]
+    build: str
+
+
     count: int
     max_model_len: int
 
@@ -115,6 +159,18 @@ class Text(BaseModel):
 
 class Health(BaseModel):
     """`kv_usage` is the share of KV blocks that live sequences hold, 0 to 1."""
+class TokenizerInfo(SpecialTokens):
+    vocab_size: int
+    model_max_length: int
+    add_bos_token: bool
+    chat_template: str
+
+
+class Prompt(BaseModel):
+    prompt: str
+    count: int
+
+
 
     status: Literal["ok", "loading", "draining", "unavailable", "failed"]
     detail: str

@@ -41,5 +41,5 @@ class RequestBody(BaseModel):
         names = [name for name in self.model_extra or {} if name not in self.not_honoured]
         if not names:
             return {}
-        shown = [quote(name[:64], safe="") for name in names[:_MOST_NAMES_IN_HEADER]]
+        shown = [quote(name[:64], safe="") or '""' for name in names[:_MOST_NAMES_IN_HEADER]]
         return {"x-localllm-ignored": ", ".join(shown)}

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from importlib.resources import files
+from typing import Any
 
-from fastapi import APIRouter
-from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse
 from starlette.responses import Response
 
 from localllm.server.dependencies import ERRORS, ModelDep, ServiceDep
-from localllm.server.errors import INVALID_REQUEST, Failure
-from localllm.server.protocol.answers import ErrorEnvelope, Health, ModelCard, ModelList
+from localllm.server.errors import INVALID_REQUEST, Failure, FailureError
+from localllm.server.protocol.answers import (
+    ErrorEnvelope,
+    Health,
+    ModelCard,
+    ModelDetails,
+    ModelList,
+)
 from localllm.server.served_model import ServedModel
-from localllm.server.service import Service
+from localllm.server.service import VERSION, Service
+from localllm.server.text import special_tokens
 
 router = APIRouter(tags=["about"])
 
@@ -34,18 +42,35 @@ _PAGE_HEADERS = {
 @router.get("/v1/models", responses=ERRORS)
 async def list_models(service: ServiceDep, model: ModelDep) -> ModelList:
     """The one model that is served."""
-    return ModelList(data=[_card(service, model)])
+    return ModelList(data=[ModelCard(**_card(service, model))])
 
 
-@router.get("/models/{model_id:path}", responses=ERRORS, include_in_schema=False)
+@router.head("/models/{model_id:path}", include_in_schema=False)
+@router.head("/v1/models/{model_id:path}", include_in_schema=False)
+@router.get("/models/{model_id:path}", include_in_schema=False)
 @router.get("/v1/models/{model_id:path}", responses={**ERRORS, 404: {"model": ErrorEnvelope}})
-async def get_model(model_id: str, service: ServiceDep, model: ModelDep) -> Response:
-    """One model, by the id that /v1/models tells."""
+async def get_model(
+    model_id: str, request: Request, service: ServiceDep, model: ModelDep
+) -> ModelDetails:
+    """One model, by the id that /v1/models tells, with all that is known of it."""
     if model_id != model.id:
         message = f"The model {model_id!r} does not exist; this server has {model.id!r}"
-        failure = Failure(404, message, INVALID_REQUEST, "model", "model_not_found")
-        return failure.response()
-    return JSONResponse(_card(service, model).model_dump())
+        raise FailureError(Failure(404, message, INVALID_REQUEST, "model", "model_not_found"))
+    ready = service.engine.ready
+    assert ready is not None
+    return ModelDetails(
+        **_card(service, model),
+        **special_tokens(model.tokenizer),
+        chat_template=model.template.source,
+        architecture=ready.architecture,
+        backend=ready.backend,
+        device=ready.device,
+        threads=ready.threads,
+        kv_cache_bytes=ready.kv_bytes,
+        max_num_seqs=request.app.state.max_running,
+        modalities={"text": True, "vision": False, "audio": False},
+        build=f"localllm {VERSION}",
+    )
 
 
 @router.head("/health", include_in_schema=False)
@@ -64,12 +89,14 @@ async def page() -> HTMLResponse:
     return HTMLResponse(_PAGE, headers=_PAGE_HEADERS)
 
 
-def _card(service: Service, model: ServedModel) -> ModelCard:
+def _card(service: Service, model: ServedModel) -> dict[str, Any]:
     context = service.context()
-    return ModelCard(
-        id=model.id,
-        created=model.created,
-        max_model_len=context,
-        context_length=context,
-        meta={**model.details, "n_ctx": context},
-    )
+    return {
+        "id": model.id,
+        "created": model.created,
+        "max_model_len": context,
+        "context_length": context,
+        "quantization": model.details["quantization"],
+        "capabilities": model.capabilities,
+        "meta": {**model.details, "n_ctx": context},
+    }

@@ -28,10 +28,10 @@ from localllm.server.served_model import ServedModel
 from localllm.server.text import encode_prompts
 from localllm.server.ticket import Ticket
 
-router = APIRouter(tags=["generate"], responses=ERRORS, route_class=AdmittedRoute)
+router = APIRouter(tags=["generate"], responses=GENERATION_ERRORS, route_class=AdmittedRoute)
 
 
-@router.post("/v1/chat/completions", response_model=ChatCompletion)
+@router.post("/v1/chat/completions", response_model=ChatCompletion, responses=EVENTS)
 async def chat_completions(
     body: ChatRequest, request: Request, service: ServiceDep, model: ModelDep, ticket: TicketDep
 ) -> Response:
@@ -43,7 +43,7 @@ async def chat_completions(
     return await _answer(ChatWriter(model.id, ticket.timings), [job], body, request, ticket, model)
 
 
-@router.post("/v1/completions", response_model=Completion)
+@router.post("/v1/completions", response_model=Completion, responses=EVENTS)
 async def completions(
     body: CompletionRequest,
     request: Request,

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request
 from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
+from localllm.server.dependencies import ERRORS
 from localllm.server.metrics import Metrics
 
 router = APIRouter(tags=["about"])
 
 
-@router.get("/metrics", include_in_schema=False)
+@router.get("/metrics", response_class=PlainTextResponse, responses=ERRORS)
 async def metrics(request: Request) -> Response:
     """In Prometheus's text format."""
     collected: Metrics = request.app.state.metrics
