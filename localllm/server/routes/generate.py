@@ -12,7 +12,7 @@ from localllm.errors import RequestError
 from localllm.server.admitted import AdmittedRoute, TicketDep
 from localllm.server.chat_prompt import encode_chat
 from localllm.server.chunks import ChatWriter, CompletionWriter
-from localllm.server.dependencies import ERRORS, ModelDep, ServiceDep
+from localllm.server.dependencies import EVENTS, GENERATION_ERRORS, ModelDep, ServiceDep
 from localllm.server.disconnect import unless_gone
 from localllm.server.event_stream import EventStream
 from localllm.server.generation import Generation, Job, plan_job
