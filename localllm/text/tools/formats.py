@@ -45,7 +45,8 @@ class TaggedCall:
     """The name, and each argument's key and value, between tags.
 
     Values are bare text for strings, else JSON. `text_key`: what stands for `key[1]` after the
-    key of a string, where that differs. `key_only_json`: strings are marked by it.
+    key of a string, where that differs. `cdata`: text may be in a CDATA section. `loose`: models
+    of this format differ in where they break lines.
     """
 
     name: tuple[str, str]
@@ -54,6 +55,7 @@ class TaggedCall:
     text_key: str = ""
     end: str
     cdata: bool = False
+    loose: bool = False
 
 
 @dataclass(frozen=True)

@@ -148,6 +148,7 @@ FORMATS: tuple[AnyFormat, ...] = (
             key=("<arg_key>", "</arg_key>\n"),
             value=("<arg_value>", "</arg_value>\n"),
             end="</tool_call>",
+            loose=True,
         ),
         between="\n",
     ),

@@ -1,0 +1,230 @@
+"""What the grammars let through is what the parser reads, and what the templates write."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from llguidance import LLMatcher
+
+from localllm.engine.vocabulary import Vocabulary
+from localllm.text.reasoning import ReasoningFormat, Thinking
+from localllm.text.tokenizer import Tokenizer, load_tokenizer
+from localllm.text.tools.events import ParsedAnswer
+from localllm.text.tools.formats import AnyFormat, ChannelFormat
+from localllm.text.tools.grammar import Calls, call_grammar
+from localllm.text.tools.parser import OutputParser
+from localllm.text.tools.schema import Tool
+from localllm.text.tools.table import FORMATS
+from tests.text.tools.recorded import TOOLS, Recorded, all_recorded
+from tests.text.vocabularies import CONTROL, byte_level, tokenizer, write_vocabulary
+
+THINK = ReasoningFormat("<think>", "</think>")
+NO_FREE_TEXT = (
+    Tool(
+        "get_weather",
+        {
+            "type": "object",
+            "properties": {
+                "city": {"type": "string", "enum": ["Rome", 'Sao "Paulo"', "a, b"]},
+                "days": {"type": "integer", "minimum": 0, "maximum": 20},
+                "units": {"type": "array", "items": {"enum": ["C", "F"], "type": "string"},
+                          "maxItems": 2},
+                "wind": {"type": "boolean"},
+            },
+            "required": ["days"],
+        },
+    ),
+    Tool("now", {"type": "object", "properties": {}}),
+)  # fmt: skip
+# Random thinking would not end.
+WITHOUT_THINKING = [
+    replace(format, thinking=("", "")) if isinstance(format, ChannelFormat) else format
+    for format in FORMATS
+]
+EACH = pytest.mark.parametrize("format", WITHOUT_THINKING, ids=lambda format: format.name)
+# Python's literals, escapes and line breaks, which the grammars do not write.
+OTHER_SPELLINGS = (
+    *("ByteDance-Seed-OSS", "LFM2.5-8B-A1B", "Reka-Edge", "openbmb-MiniCPM5-1B"),
+    *("google-gemma-4-31B-it", "google-gemma-4-31B-it-interleaved"),
+    *("deepseek-ai-DeepSeek-V4", "deepseek-ai-DeepSeek-V4-Flash-0731"),
+)
+
+
+@cache
+def vocabulary(subject: Tokenizer) -> Vocabulary:
+    return Vocabulary(lambda: subject, subject.vocab_size)
+
+
+def matcher(grammar: str | None, subject: Tokenizer) -> LLMatcher:
+    assert grammar is not None
+    found = LLMatcher(
+        vocabulary(subject).for_grammars, LLMatcher.grammar_from_lark(grammar), log_level=0
+    )
+    assert not found.is_error(), found.get_error() + grammar
+    return found
+
+
+def accepts(grammar: str | None, subject: Tokenizer, text: str) -> bool:
+    found = matcher(grammar, subject)
+    ids = subject.encode(text, add_special=False, parse_special=True)
+    if found.validate_tokens(ids) < len(ids):
+        return False
+    found.consume_tokens(ids)
+    return found.is_accepting()
+
+
+def walk(grammar: str | None, subject: Tokenizer, seed: int) -> str:
+    """A random text of the grammar, control tokens as they are written."""
+    rng = random.Random(seed)
+    found = matcher(grammar, subject)
+    mask = np.zeros((subject.vocab_size + 31) // 32, np.int32)
+    ids: list[int] = []
+    while not found.is_stopped() and len(ids) < 2000:
+        if found.is_accepting() and rng.random() < 0.3:
+            break
+        found.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[: subject.vocab_size]
+        allowed = [int(i) for i in np.flatnonzero(bits) if i not in subject.eog_ids]
+        if not allowed:
+            break
+        ids.append(rng.choice(allowed))
+        assert found.consume_token(ids[-1])
+    assert found.is_accepting(), subject.decode(ids, skip_special=False)
+    return subject.decode(ids, skip_special=False, continuation=True)
+
+
+def parsed(format: AnyFormat, text: str) -> ParsedAnswer:
+    parser = OutputParser(format, NO_FREE_TEXT)
+    answer = ParsedAnswer()
+    answer.add(parser.push(text))
+    answer.add(parser.finish())
+    return answer
+
+
+def check_arguments(name: str, arguments: dict[str, Any]) -> None:
+    if name == "now":
+        assert arguments == {}
+        return
+    assert name == "get_weather"
+    assert "days" in arguments
+    assert arguments.keys() <= {"city", "days", "units", "wind"}
+    assert type(arguments["days"]) is int
+    assert 0 <= arguments["days"] <= 20
+    assert arguments.get("city", "Rome") in ("Rome", 'Sao "Paulo"', "a, b")
+    assert type(arguments.get("wind", True)) is bool
+    assert set(arguments.get("units", ())) <= {"C", "F"}
+
+
+@pytest.fixture(scope="module")
+def bytes_only(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    path = tmp_path_factory.mktemp("vocabulary") / "v.gguf"
+    keys = byte_level({"<|endoftext|>": CONTROL}, eos_token_id=256)
+    return load_tokenizer(write_vocabulary(path, keys))
+
+
+@EACH
+def test_fault_04_required_calls_are_calls(format: AnyFormat, bytes_only: Tokenizer) -> None:
+    grammar = call_grammar(Calls(format, NO_FREE_TEXT), bytes_only)
+    for seed in range(4):
+        text = walk(grammar, bytes_only, seed)
+        answer = parsed(format, text)
+        assert answer.calls, text
+        assert answer.content == "", text
+        for call in answer.calls:
+            check_arguments(call.name, json.loads(call.arguments))
+
+
+@EACH
+def test_fault_04_one_named_call(format: AnyFormat, bytes_only: Tokenizer) -> None:
+    grammar = call_grammar(Calls(format, NO_FREE_TEXT[:1], single=True), bytes_only)
+    for seed in range(3):
+        (call,) = parsed(format, walk(grammar, bytes_only, seed)).calls
+        assert call.name == "get_weather"
+        check_arguments(call.name, json.loads(call.arguments))
+
+
+@pytest.mark.parametrize("answer", all_recorded(), ids=lambda answer: answer.template)
+def test_a_recorded_answer_may_be_generated(answer: Recorded) -> None:
+    subject = tokenizer("gpt-2")
+    grammar = call_grammar(Calls(answer.format, TOOLS, required=False), subject)
+    if grammar is None:
+        pytest.skip("a call in this format is only known when it is complete")
+    assert accepts(grammar, subject, answer.text) != (answer.template in OTHER_SPELLINGS)
+
+
+HERMES = next(format for format in FORMATS if format.name == "hermes")
+CALL = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("text", "allowed"),
+    [
+        ("Just text.", True),
+        (f"Let me see.\n{CALL}\n{CALL}\nDone.", True),
+        ('<tool_call>\n{"name": "never", "arguments": {}}\n</tool_call>', False),
+        ('<tool_call>\n{"name": "now", "arguments": {"x": 1}}\n</tool_call>', False),
+        ("<tool_call> is a tag.", False),
+    ],
+)
+def test_a_call_that_begins_in_any_text_is_a_right_one(text: str, allowed: bool) -> None:
+    subject = tokenizer("gpt-2")
+    grammar = call_grammar(Calls(HERMES, TOOLS, required=False), subject)
+    assert accepts(grammar, subject, text) == allowed
+
+
+def test_no_second_call_where_one_is_wanted() -> None:
+    subject = tokenizer("gpt-2")
+    for required in (True, False):
+        grammar = call_grammar(Calls(HERMES, TOOLS, required, single=True), subject)
+        assert accepts(grammar, subject, CALL)
+        assert not accepts(grammar, subject, f"{CALL}\n{CALL}")
+
+
+def test_fault_08_thinking_comes_before_the_grammar() -> None:
+    subject = tokenizer("gpt-2")
+    calls = Calls(HERMES, TOOLS)
+    possible = call_grammar(calls, subject, THINK, Thinking.POSSIBLE)
+    assert accepts(possible, subject, f"<think>\nAny {{text}}.\n</think>\n\n{CALL}")
+    assert accepts(possible, subject, CALL)
+    assert not accepts(possible, subject, "<think>\nAny text.\n</think>\n\nNo.")
+    assert accepts(call_grammar(calls, subject, THINK, Thinking.OPEN), subject, f"\n\n{CALL}")
+    over = call_grammar(calls, subject, THINK, Thinking.OVER)
+    assert not accepts(over, subject, f"<think>\n</think>\n{CALL}")
+
+
+@pytest.mark.parametrize("name", ["mistral-args", "kimi-k2", "gemma-4", "deepseek-dsml", "lfm2"])
+def test_markers_that_are_control_tokens(name: str, tmp_path: Path) -> None:
+    """They are asked for by number; texts that look like them are refused."""
+    format = next(format for format in FORMATS if format.name == name)
+    special = {
+        "mistral-args": ["[TOOL_CALLS]", "[ARGS]"],
+        "kimi-k2": ["<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_end|>"],
+        "gemma-4": ["<|tool_call>", "<tool_call|>", '<|"|>'],
+        "deepseek-dsml": ["\uff5cDSML\uff5c"],
+        "lfm2": ["<|tool_call_start|>", "<|tool_call_end|>"],
+    }[name]
+    keys = byte_level(dict.fromkeys(["<|endoftext|>", *special], CONTROL), eos_token_id=256)
+    subject = load_tokenizer(write_vocabulary(tmp_path / "v.gguf", keys))
+    grammar = call_grammar(Calls(format, NO_FREE_TEXT), subject)
+    text = walk(grammar, subject, seed=1)
+    assert parsed(format, text).calls
+    assert accepts(grammar, subject, text)
+    as_text = subject.encode(text, add_special=False, parse_special=False)
+    assert matcher(grammar, subject).validate_tokens(as_text) < len(as_text)
+    free = call_grammar(Calls(format, NO_FREE_TEXT, required=False), subject)
+    assert accepts(free, subject, f"Let me see. {text}")
+    assert not accepts(free, subject, f"{special[0]} is a token.")
+
+
+def test_a_schema_that_cannot_be_enforced_becomes_any_object() -> None:
+    tool = Tool("f", {"type": "object", "properties": {"x": {"$ref": "https://x.example/y"}}})
+    subject = tokenizer("gpt-2")
+    grammar = call_grammar(Calls(HERMES, [tool]), subject)
+    assert accepts(grammar, subject, CALL.replace("now", "f").replace("{}}", '{"a": [1]}}'))
