@@ -87,22 +87,6 @@ class Completion(BaseModel):
     timings: Timings
 
 
-class ModelCard(BaseModel):
-    id: str
-    object: Literal["model"] = "model"
-    created: int
-    owned_by: Literal["localllm"] = "localllm"
-    max_model_len: int
-    context_length: int
-def dump(answer: ChatCompletion | Completion) -> dict[str, Any]:
-    """As it is sent: without prompt_logprobs where nobody asked for them."""
-    content = answer.model_dump()
-    for part in (content, *content["choices"]):
-        if part.get("prompt_logprobs", ()) is None:
-            del part["prompt_logprobs"]
-    return content
-
-
 class Capabilities(BaseModel):
     """What the model, or its chat template, can do here."""
 
@@ -113,18 +97,18 @@ class Capabilities(BaseModel):
     structured_outputs: bool
 
 
+class ModelCard(BaseModel):
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: Literal["localllm"] = "localllm"
+    max_model_len: int
+    context_length: int
+    quantization: str
+    capabilities: Capabilities
     meta: dict[str, Any]
 
 
-class ModelList(BaseModel):
-    object: Literal["list"] = "list"
-    data: list[ModelCard]
-
-    quantization: str
-    capabilities: Capabilities
-
-class Tokens(BaseModel):
-    tokens: list[int]
 class SpecialTokens(BaseModel):
     """As the vocabulary writes them; null where it has none."""
 
@@ -148,17 +132,17 @@ class ModelDetails(ModelCard, SpecialTokens):
     build: str
 
 
+class ModelList(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+
+
+class Tokens(BaseModel):
+    tokens: list[int]
     count: int
     max_model_len: int
 
 
-class Text(BaseModel):
-    content: str
-    prompt: str
-
-
-class Health(BaseModel):
-    """`kv_usage` is the share of KV blocks that live sequences hold, 0 to 1."""
 class TokenizerInfo(SpecialTokens):
     vocab_size: int
     model_max_length: int
@@ -171,6 +155,13 @@ class Prompt(BaseModel):
     count: int
 
 
+class Text(BaseModel):
+    content: str
+    prompt: str
+
+
+class Health(BaseModel):
+    """`kv_usage` is the share of KV blocks that live sequences hold, 0 to 1."""
 
     status: Literal["ok", "loading", "draining", "unavailable", "failed"]
     detail: str
