@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, Self
 
-from localllm.errors import ChatTemplateError, GGUFError
+from localllm.errors import ChatTemplateError, GGUFError, RequestError
 from localllm.gguf import GGUFFile
+from localllm.text import reasoning
+from localllm.text.reasoning import ReasoningFormat
 from localllm.text.templates.compiled import CompiledTemplate
 from localllm.text.tokenizer import Tokenizer
+from localllm.text.tools import table
+from localllm.text.tools.formats import AnyFormat
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +30,32 @@ CHATML = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+_CALLED = "Xq7calledXq7"
+_CALL_IN_THE_PAST: list[dict[str, Any]] = [
+    {"role": "user", "content": "Call it."},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [
+            {
+                "id": "abcdefgh0",
+                "type": "function",
+                "function": {"name": _CALLED, "arguments": {}},
+            }
+        ],
+    },
+    {"role": "tool", "tool_call_id": "abcdefgh0", "content": "Done."},
+]
+_ITS_DEFINITION = [
+    {
+        "type": "function",
+        "function": {
+            "name": "another",
+            "description": "Does nothing.",
+            "parameters": {"type": "object", "properties": {}},
+        },
+    }
+]
 
 
 class ChatTemplate:
@@ -63,6 +94,24 @@ class ChatTemplate:
     @property
     def supports_tools(self) -> bool:
         return any(template.can.tools for template in self._templates.values())
+
+    @cached_property
+    def shows_calls(self) -> bool:
+        """Whether the calls of earlier turns appear in the prompt."""
+        try:
+            return _CALLED in self.render(_CALL_IN_THE_PAST, tools=_ITS_DEFINITION)
+        except RequestError:
+            return False
+
+    @cached_property
+    def call_format(self) -> AnyFormat | None:
+        """How the model calls tools, as its template shows it; None where it does not."""
+        return table.recognise(self._choose(True, None).source)
+
+    @cached_property
+    def reasoning_format(self) -> ReasoningFormat | None:
+        """How the model marks its thinking, where its template knows that it does."""
+        return reasoning.recognise(self._choose(True, None).source)
 
     @property
     def supports_system(self) -> bool:

@@ -48,6 +48,23 @@ def compilable(spec: GrammarSpec) -> str:
             return LLMatcher.grammar_from_lark(_gbnf_lark(spec.source))
 
 
+def lark_rule(spec: GrammarSpec) -> str | None:
+    """The body of a rule in Lark that means the same, for a grammar that has more in it; None for
+    the kinds that have rules of their own."""
+    match spec.kind:
+        case "json_object" | "json_schema":
+            schema = parse_schema(spec.source) if spec.kind == "json_schema" else {"type": "object"}
+            if isinstance(schema, bool):
+                schema = {} if schema else {"enum": []}
+            return f"%json {json.dumps({**_enforced(schema), 'x-guidance': JSON_OPTIONS})}"
+        case "regex":
+            return "/" + re.sub(r"(?<!\\)/", r"\/", spec.source) + "/"
+        case "choice":
+            return _choice_lark(spec.source).removeprefix("start: ")
+        case _:
+            return None
+
+
 def json_grammar(schema: dict[str, Any] | bool) -> str:
     from llguidance import LLMatcher
 

@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from localllm.text.grammars import compile_problem
+from localllm.errors import RequestError
+from localllm.grammar import GrammarSpec
+from localllm.text.grammars import compile_problem, lark_rule
 from localllm.text.reasoning import ReasoningFormat, Thinking
 from localllm.text.tokenizer import Tokenizer
 from localllm.text.tools.formats import (
@@ -42,6 +44,66 @@ class Calls:
     single: bool = False
 
 
+def answer_grammar(
+    wanted: Calls | None,
+    content: GrammarSpec | None,
+    format: AnyFormat | None,
+    tokenizer: Tokenizer,
+    reasoning: ReasoningFormat | None = None,
+    thinking: Thinking = Thinking.OVER,
+) -> GrammarSpec | None:
+    """What an answer has to obey, after its thinking, when it may or must call tools and what else
+    it says obeys `content`. RequestError where that cannot be put together."""
+    if wanted and wanted.required:
+        source = call_grammar(wanted, tokenizer, reasoning, thinking)
+    elif content is not None:
+        source = _content_or_calls(wanted, content, format, tokenizer, reasoning, thinking)
+        if source is None:
+            after = (reasoning.closes,) if reasoning and thinking == Thinking.OPEN else ()
+            return replace(content, after=after)
+    elif wanted and not (reasoning and thinking == Thinking.POSSIBLE):
+        source = call_grammar(wanted, tokenizer, reasoning, thinking)
+    else:
+        source = None
+    if source is None:
+        return None
+    after = (reasoning.closes,) if reasoning and thinking == Thinking.OPEN else ()
+    return GrammarSpec("lark", source, after)
+
+
+def _content_or_calls(
+    wanted: Calls | None,
+    content: GrammarSpec,
+    format: AnyFormat | None,
+    tokenizer: Tokenizer,
+    reasoning: ReasoningFormat | None,
+    thinking: Thinking,
+) -> str | None:
+    """None where the grammar of the content is enough."""
+    in_channels = isinstance(format, ChannelFormat)
+    may_think = reasoning is not None and thinking == Thinking.POSSIBLE
+    if not (wanted or in_channels or may_think):
+        return None
+    rules = Rules(Words(tokenizer))
+    body = lark_rule(content)
+    if body is None:
+        if not wanted:
+            return None
+        raise RequestError(
+            "tools: calls cannot be combined with a grammar for the content",
+            param="tools",
+            code="unsupported_parameter",
+        )
+    answer = rules.rule(body)
+    before = _think(format, reasoning, thinking, rules)
+    if isinstance(format, ChannelFormat):
+        answer = f"{rules.words.literal(format.content_header)} {answer}"
+    if wanted:
+        tools = [_compilable(tool) for tool in wanted.tools]
+        answer = f"({answer} | {_calls_of(wanted, tools, rules)})"
+    return rules.source(before + answer)
+
+
 def call_grammar(
     calls: Calls,
     tokenizer: Tokenizer,
@@ -58,15 +120,25 @@ def call_grammar(
     tools = [_compilable(tool) for tool in calls.tools]
     if not calls.required:
         return _free(calls, tools, rules)
+    before = _think(calls.format, reasoning, thinking, rules)
+    return rules.source(before + _calls_of(calls, tools, rules))
+
+
+def _calls_of(calls: Calls, tools: Sequence[Tool], rules: Rules) -> str:
     match calls.format:
         case ChannelFormat() as format:
-            answer = _message_calls(format, tools, calls.single, rules)
+            return _message_calls(format, tools, calls.single, rules)
         case format:
-            answer = _all_calls(format, tools, calls.single, rules)
-    return rules.source(_think(reasoning, thinking, rules) + answer)
+            return _all_calls(format, tools, calls.single, rules)
 
 
-def _think(reasoning: ReasoningFormat | None, thinking: Thinking, rules: Rules) -> str:
+def _think(
+    format: AnyFormat | None, reasoning: ReasoningFormat | None, thinking: Thinking, rules: Rules
+) -> str:
+    """The thinking that may come first."""
+    if isinstance(format, ChannelFormat) and format.thinking[0]:
+        opens, closes = format.thinking
+        return f"({rules.words.literal(opens)} {rules.text_until(closes)})? "
     if reasoning is None or thinking == Thinking.OVER:
         return ""
     if thinking == Thinking.OPEN:
@@ -128,7 +200,7 @@ def _all_calls(
 
 
 def _message_calls(format: ChannelFormat, tools: Sequence[Tool], single: bool, rules: Rules) -> str:
-    """Perhaps thinking first, then a message that calls; several where the format has that."""
+    """A message that calls; several where the format has that."""
     literal = rules.words.literal
     before, after = format.call_header
     calls = []
@@ -139,12 +211,10 @@ def _message_calls(format: ChannelFormat, tools: Sequence[Tool], single: bool, r
             arguments = _all_calls(format.inner, [tool], True, rules)
         calls.append(f"{literal(f'{before}{tool.name}{after}')} {arguments} {literal(format.ends)}")
     call = rules.rule(" | ".join(calls))
-    opens, closes = format.thinking
-    thinking = f"({literal(opens)} {rules.text_until(closes)})?" if opens else ""
     if single or not format.parallel:
-        return f"{thinking} {call}"
+        return call
     more = literal(format.channels.starts)
-    return f"{thinking} {call} ({more} {call}){{0,{_MOST_CALLS - 1}}}"
+    return f"{call} ({more} {call}){{0,{_MOST_CALLS - 1}}}"
 
 
 def _call(body: Body, tool: Tool, rules: Rules, before: str, after: str) -> str:
