@@ -30,8 +30,10 @@ class Dots(Protocol):
     def add(self, e: Emitter, chain: Value | None, weights: Value, activations: Value) -> Value:
         """The chain with one more group; None is the empty chain."""
 
-    def flush(self, e: Emitter, total: Value, chain: Value, scale: Value | int) -> Value:
-        """total + scale * chain."""
+    def flush(
+        self, e: Emitter, total: Value, chain: Value, scale: Value | int, narrow: bool = False
+    ) -> Value:
+        """total + scale * chain. A narrow chain's sums of four fit 16 bits."""
 
 
 class PairSums:
@@ -51,7 +53,9 @@ class PairSums:
         sums = Value(e.b, dot2_u8i8(e.b, weights.ir, activations.ir))
         return sums if chain is None else chain + sums
 
-    def flush(self, e: Emitter, total: Value, chain: Value, scale: Value | int) -> Value:
+    def flush(
+        self, e: Emitter, total: Value, chain: Value, scale: Value | int, narrow: bool = False
+    ) -> Value:
         pairs = Vector("i16", chain.lanes)
         factor = e.splat(pairs, scale) if isinstance(scale, int) else e.cast(scale, pairs)
         return total + dot_pairs(e, chain, factor)
@@ -74,7 +78,13 @@ class FourWay:
             chain = e.splat(Vector("i32", weights.lanes // 4), 0)
         return self._dot(e, chain, weights, activations)
 
-    def flush(self, e: Emitter, total: Value, chain: Value, scale: Value | int) -> Value:
+    def flush(
+        self, e: Emitter, total: Value, chain: Value, scale: Value | int, narrow: bool = False
+    ) -> Value:
+        if narrow and isinstance(scale, Value) and target.is_x86():
+            # Products of 16 bits take a third of the time; those of the upper halves are zero.
+            pairs = Vector("i16", 2 * chain.lanes)
+            return total + dot_pairs(e, e.cast(chain, pairs), e.cast(scale & 0xFFFF, pairs))
         return total + chain * scale
 
     def _dot(self, e: Emitter, chain: Value, weights: Value, activations: Value) -> Value:

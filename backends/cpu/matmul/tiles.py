@@ -140,7 +140,7 @@ class _IntegerTile(_Tile):
                 sums = chain.sums[column][vector]
                 assert sums is not None
                 factor = scale if isinstance(scale, int) else scale[vector]
-                total.set(self.dots.flush(self.e, total.get(), sums, factor))
+                total.set(self.dots.flush(self.e, total.get(), sums, factor, self.layout.narrow))
         chain.clear()
 
 
