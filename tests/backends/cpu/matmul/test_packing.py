@@ -20,6 +20,7 @@ from tests.backends.cpu.matmul.products import (
     Matrix,
     dequantize,
     random_weights,
+    scale_offsets,
     step_of_k,
 )
 
@@ -44,6 +45,35 @@ def test_embedded_rows_are_the_files_numbers(kind: TensorType) -> None:
     ids = np.array([44, 0, 7, 8, 7, *range(rows)], np.int32)
     found = embed(Matrix(kind, [raw], cols), ids, 2)
     assert np.array_equal(found, dequantize(raw, kind)[ids])
+
+
+@every_format
+def test_scales_at_the_ends_of_their_range(kind: TensorType) -> None:
+    cols = 2 * step_of_k(kind)
+    raw = random_weights(kind, 7 * 8, cols).reshape(7, 8, cols // step_of_k(kind), -1)
+    for at in scale_offsets(kind) if kind not in FLOATS else ():
+        ends = np.array([65504, -65504, 6e-8, -6e-5, 0, np.inf, np.nan], np.float16)
+        raw[..., at : at + 2] = ends.view(np.uint8).reshape(7, 1, 1, 2)
+    raw = raw.reshape(56, -1)
+    with np.errstate(invalid="ignore"):
+        expected = dequantize(raw, kind)
+    found = embed(Matrix(kind, [raw], cols), np.arange(56, dtype=np.int32))
+    assert np.array_equal(found, expected, equal_nan=True)
+
+
+def test_every_exponent_of_mxfp4() -> None:
+    raw = random_weights(TensorType.MXFP4, 256, 64)
+    raw.reshape(256, 2, -1)[..., 0] = np.arange(256)[:, np.newaxis]
+    matrix = Matrix(TensorType.MXFP4, [raw], 64)
+    with np.errstate(over="ignore"):
+        expected = dequantize(raw, TensorType.MXFP4)
+        products = 127 * expected[:, [5, 40]].T
+    assert np.array_equal(embed(matrix, np.arange(256, dtype=np.int32)), expected)
+    x = np.zeros((2, 64), np.float32)
+    x[0, 5] = x[1, 40] = 127  # whose scale is 1
+    for n in (1, 2, 12):
+        found = matrix(np.resize(x, (n, 64)))
+        assert np.array_equal(found, np.resize(products, (n, 256)))
 
 
 def test_an_unknown_id_reads_nothing() -> None:
