@@ -21,6 +21,10 @@ from tests.helpers import ROOT
 _BASELINE = {"NUMBA_CPU_NAME": "x86-64", "NUMBA_CPU_FEATURES": ""}
 
 
+# AVX-VNNI's own encoding, where the processor has AVX-512 as well.
+_AVXVNNI = {"NUMBA_CPU_NAME": "x86-64-v3", "NUMBA_CPU_FEATURES": "+avx2,+fma,+f16c,+avxvnni"}
+
+
 @pytest.mark.parametrize("isa", target.ISAS)
 def test_the_same_bits(isa: str) -> None:
     if isa == target.current():
@@ -32,6 +36,8 @@ def test_the_same_bits(isa: str) -> None:
     environment = dict(os.environ)
     if isa == "scalar" and llvm.get_process_triple().startswith("x86_64"):
         environment |= _BASELINE
+    if isa == "vnni" and "avxvnni" in target.cpu_features():
+        environment |= _AVXVNNI
     assert printed_by("digests", isa, environment) == digests()
 
 
