@@ -10,11 +10,12 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from localllm.engine.messages import SequenceNews, Submit
+from localllm.engine.messages import SequenceNews, Submit, TokenLogprobs
 from localllm.errors import ContextLengthError, EngineError, RequestError
 from localllm.sampling_params import SamplingParams
 from localllm.server.merge import merge
 from localllm.server.ports import SequenceEngine
+from localllm.server.shown_tokens import ShownToken, ShownTokens
 from localllm.text.detokenizer import Detokenizer
 from localllm.text.tokenizer import Tokenizer
 
@@ -23,12 +24,19 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(frozen=True)
 class Delta:
-    """What came for one choice. `finish_reason` is set in its last."""
+    """What came for one choice. `finish_reason` is set in its last.
+
+    `shown` are, where the request asks for logprobs, the tokens whose text begins in this delta's
+    text or an earlier one's and that were not told before; `prompt_logprobs` those of the next
+    prompt tokens.
+    """
 
     index: int
     text: str
     tokens: tuple[int, ...]
     finish_reason: FinishReason | None = None
+    shown: tuple[ShownToken, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass
@@ -38,6 +46,7 @@ class TokenUsage:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    truncated_tokens: int = 0  # cut off from prompts on request; not part of `prompt_tokens`
 
 
 @dataclass
@@ -47,6 +56,13 @@ class Answer:
     text: str = ""
     tokens: list[int] = field(default_factory=list)
     finish_reason: FinishReason = "stop"
+    shown: list[ShownToken] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+    @property
+    def mean_logprob(self) -> float:
+        """Of its tokens; needs a request for logprobs."""
+        return sum(token.logprobs.logprob for token in self.shown) / max(1, len(self.shown))
 
 
 @dataclass(frozen=True)
@@ -55,17 +71,43 @@ class Job:
 
     prompt: tuple[int, ...]
     params: SamplingParams
+    truncated: int = 0  # tokens cut off from the prompt's beginning
 
 
-def plan_job(prompt: Sequence[int], params: SamplingParams, context: int, param: str) -> Job:
-    """RequestError (naming `param`) unless prompt and one token of output fit the context."""
+def plan_job(
+    prompt: Sequence[int],
+    params: SamplingParams,
+    context: int,
+    param: str,
+    truncate: int | None = None,
+) -> Job:
+    """RequestError (naming `param`) unless prompt and output of one token fit the context.
+
+    `truncate` keeps the last so many tokens of the prompt; -1 keeps what leaves room for
+    `max_tokens`.
+    """
     if not prompt:
         raise RequestError(f"{param} has no tokens", param=param)
-    room = context - len(prompt)
-    if room < 1:
-        raise ContextLengthError(len(prompt), context, param=param)
+    least = 0 if params.max_tokens == 0 else 1
+    kept = len(prompt)
+    if truncate is not None:
+        wanted = least if params.max_tokens is None else params.max_tokens
+        kept = min(kept, truncate if truncate > 0 else max(1, context - wanted))
+    room = context - kept
+    if room < least:
+        raise ContextLengthError(kept, context, param=param)
     limit = room if params.max_tokens is None else min(params.max_tokens, room)
-    return Job(tuple(prompt), replace(params, max_tokens=limit))
+    cut = len(prompt) - kept
+    return Job(tuple(prompt[cut:]), replace(params, max_tokens=limit), truncated=cut)
+
+
+def best_answers(answers: Sequence[Answer], drawn: int, wanted: int) -> list[Answer]:
+    """Of every `drawn` answers in a row the `wanted` ones with the highest mean logprob."""
+    best: list[Answer] = []
+    for first in range(0, len(answers), drawn):
+        ranked = sorted(answers[first : first + drawn], key=lambda a: -a.mean_logprob)
+        best += ranked[:wanted]
+    return best
 
 
 class Generation:
@@ -79,19 +121,22 @@ class Generation:
         self, engine: SequenceEngine, tokenizer: Tokenizer, id: str, jobs: Sequence[Job]
     ) -> None:
         self.id = id
-        self.usage = TokenUsage(prompt_tokens=sum(len(job.prompt) for job in jobs))
+        self.usage = TokenUsage(
+            prompt_tokens=sum(len(job.prompt) for job in jobs),
+            truncated_tokens=sum(job.truncated for job in jobs),
+        )
+        self.jobs = jobs
         self._engine = engine
         self._tokenizer = tokenizer
-        self._jobs = jobs
 
     @property
     def n_choices(self) -> int:
-        return sum(job.params.n for job in self._jobs)
+        return sum(job.params.n for job in self.jobs)
 
     def deltas(self) -> AsyncGenerator[Delta, None]:
         """News of all choices as they come. EngineError when one of them fails."""
         sequences: list[AsyncGenerator[Delta, None]] = []
-        for job in self._jobs:
+        for job in self.jobs:
             for choice in range(job.params.n):
                 sequences.append(self._sequence(len(sequences), choice, job))
         return merge(sequences)
@@ -104,13 +149,15 @@ class Generation:
                 answer = answers[delta.index]
                 answer.text += delta.text
                 answer.tokens += delta.tokens
+                answer.shown += delta.shown
+                answer.prompt_logprobs += delta.prompt_logprobs
                 if delta.finish_reason:
                     answer.finish_reason = delta.finish_reason
         return answers
 
     async def _sequence(self, index: int, choice: int, job: Job) -> AsyncGenerator[Delta, None]:
         sequence_id = f"{self.id}-{index}"
-        reader = _SequenceReader(index, Detokenizer(self._tokenizer, stop=job.params.stop))
+        reader = _SequenceReader(index, self._tokenizer, job.params)
         submit = Submit(
             sequence_id=sequence_id,
             prompt=job.prompt,
@@ -128,7 +175,7 @@ class Generation:
                     told_cached = True
                 delta = reader.read(news)
                 self.usage.completion_tokens += len(delta.tokens)
-                if delta.text or delta.tokens or delta.finish_reason:
+                if delta.text or delta.tokens or delta.finish_reason or delta.prompt_logprobs:
                     yield delta
                 if delta.finish_reason:
                     return
@@ -142,9 +189,10 @@ class Generation:
 class _SequenceReader:
     """Turns one sequence's news into deltas."""
 
-    def __init__(self, index: int, detokenizer: Detokenizer) -> None:
+    def __init__(self, index: int, tokenizer: Tokenizer, params: SamplingParams) -> None:
         self._index = index
-        self._detokenizer = detokenizer
+        self._detokenizer = Detokenizer(tokenizer, params.stop, params.min_tokens)
+        self._shown = None if params.logprobs is None else ShownTokens(tokenizer)
 
     def read(self, news: SequenceNews) -> Delta:
         """Token by token, so that tokens after a stop string count for nothing."""
@@ -153,14 +201,29 @@ class _SequenceReader:
         text = ""
         for position, token in enumerate(news.tokens):
             is_last = position == len(news.tokens) - 1
-            if is_last and news.stop_id is not None:
+            is_end = is_last and news.stop_id is not None
+            if self._shown is not None:
+                self._shown.add(news.logprobs[position], is_end=is_end)
+            if is_end:
                 break  # it ends the text and is no part of it
             text += self._detokenizer.push([token])
             if self._detokenizer.stopped_by is not None:
-                return Delta(self._index, text, news.tokens[: position + 1], "stop")
+                return self._delta(news, text, news.tokens[: position + 1], "stop")
         if news.finish_reason is None:
-            return Delta(self._index, text, news.tokens)
+            return self._delta(news, text, news.tokens, None)
         text += self._detokenizer.finish()
         stopped = news.finish_reason == "stop" or self._detokenizer.stopped_by is not None
-        reason: FinishReason = "stop" if stopped else "length"
-        return Delta(self._index, text, news.tokens, reason)
+        return self._delta(news, text, news.tokens, "stop" if stopped else "length")
+
+    def _delta(
+        self,
+        news: SequenceNews,
+        text: str,
+        tokens: tuple[int, ...],
+        finish_reason: FinishReason | None,
+    ) -> Delta:
+        shown: tuple[ShownToken, ...] = ()
+        if self._shown is not None:
+            cut = self._detokenizer.stopped_by is not None
+            shown = self._shown.show(text, all_others=finish_reason is not None and not cut)
+        return Delta(self._index, text, tokens, finish_reason, shown, news.prompt_logprobs)

@@ -21,6 +21,24 @@ def encode_prompts(tokenizer: Tokenizer, prompts: Sequence[str | Sequence[int]])
     return encoded
 
 
+def echo_texts(
+    tokenizer: Tokenizer,
+    given: Sequence[str | Sequence[int]],
+    prompts: Sequence[Sequence[int]],
+) -> list[str]:
+    """What prompts read as in front of their completions."""
+    return [_echo_text(tokenizer, one, ids) for one, ids in zip(given, prompts, strict=True)]
+
+
+def _echo_text(tokenizer: Tokenizer, given: str | Sequence[int], ids: Sequence[int]) -> str:
+    """As it was given, where it was a text of which nothing was cut off; else its tokens, without
+    the one that begins every prompt."""
+    if isinstance(given, str) and len(tokenizer.encode(given, parse_special=True)) == len(ids):
+        return given
+    begins = bool(ids) and ids[0] == tokenizer.bos_id
+    return tokenizer.decode(ids[1:] if begins else ids, skip_special=False)
+
+
 def check_ids(tokenizer: Tokenizer, ids: Sequence[int], param: str) -> list[int]:
     """The ids, if the vocabulary has all of them; else RequestError."""
     for token in ids:

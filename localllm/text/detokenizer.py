@@ -23,9 +23,13 @@ class Detokenizer:
     that begin at the same place the shortest, which is complete first.
     """
 
-    def __init__(self, tokenizer: TokenBytes, stop: Sequence[str] = ()) -> None:
+    def __init__(
+        self, tokenizer: TokenBytes, stop: Sequence[str] = (), free_tokens: int = 0
+    ) -> None:
+        """Stop strings are looked for behind the first `free_tokens` tokens."""
         if "" in stop:
             raise ValueError("a stop string is empty")
+        self._free = free_tokens
         self.stopped_by: str | None = None
         self._tokenizer = tokenizer
         self._stops = sorted(stop, key=len)
@@ -35,8 +39,13 @@ class Detokenizer:
 
     def push(self, ids: Iterable[int]) -> str:
         """Takes the next tokens; returns what can be shown now. Nothing after a stop string."""
-        data = b"".join(map(self._tokenizer.token_bytes, ids))
-        return self._show(self._decoder.decode(data), final=False)
+        token_bytes = self._tokenizer.token_bytes
+        text = ""
+        if self._free > 0:
+            ids = list(ids)
+            text = self._decoder.decode(b"".join(map(token_bytes, ids[: self._free])))
+            ids, self._free = ids[self._free :], self._free - len(ids)
+        return text + self._show(self._decoder.decode(b"".join(map(token_bytes, ids))), final=False)
 
     def finish(self) -> str:
         """No more tokens come: returns what was held back."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Iterator, Mapping
+from dataclasses import replace
 from itertools import chain, cycle, repeat
 from typing import Any, Self
 
 from starlette.types import ASGIApp, Message
 
-from localllm.engine.messages import EngineStats, Ready, SequenceNews, Submit
+from localllm.engine.messages import EngineStats, Ready, SequenceNews, Submit, TokenLogprobs
 from localllm.errors import EngineError
 from localllm.text.tokenizer import Tokenizer
 
@@ -21,6 +22,8 @@ MAX_BODY_BYTES = 100_000
 class FakeEngine:
     """Answers every sequence with one of `answers` in turn, a token at a time, then with
     end-of-sequence tokens.
+
+    The log-probability of each token is that of `logprob_of`.
 
     `hold_after` n stops every sequence after n tokens until `release`; `fail` ends them instead,
     and so does `cancel` for one of them.
@@ -83,6 +86,9 @@ class FakeEngine:
         self.submitted.append(request)
         self.live.add(request.sequence_id)
         answer = self._tokenizer.encode(next(self._answers), add_special=False)
+        if request.params.max_tokens == 0:
+            yield self._with_prompt(request, SequenceNews(request.sequence_id, (), "length"))
+            return
         try:
             for count, token in enumerate(chain(answer, repeat(self._eos))):
                 if count == self.hold_after and not self._released:
@@ -94,7 +100,7 @@ class FakeEngine:
                 if self.failure is not None:
                     raise EngineError(self.failure)
                 news = self._news(request, token, count + 1)
-                yield news
+                yield self._with_prompt(request, news) if count == 0 else news
                 if news.finish_reason:
                     return
         finally:
@@ -110,7 +116,14 @@ class FakeEngine:
             finish_reason="stop" if stops else "length" if full else None,
             stop_id=token if stops else None,
             cached_tokens=self.cached_tokens,
+            logprobs=() if request.params.logprobs is None else (logprob_of(token, request),),
         )
+
+    def _with_prompt(self, request: Submit, news: SequenceNews) -> SequenceNews:
+        if request.params.prompt_logprobs is None:
+            return news
+        told = tuple(logprob_of(token, request) for token in request.prompt[1:])
+        return replace(news, prompt_logprobs=told)
 
     def release(self) -> None:
         self._released = True
@@ -131,6 +144,13 @@ class FakeEngine:
     async def close(self) -> None:
         self.closed = True
         self.fail("The engine was closed")
+
+
+def logprob_of(token: int, request: Submit) -> TokenLogprobs:
+    """-token/1000, the most likely one; after it come the next ids."""
+    asked = max(request.params.logprobs or 0, request.params.prompt_logprobs or 0)
+    top = tuple((token + i, -token / 1000 - i) for i in range(asked))
+    return TokenLogprobs(token, -token / 1000, 1, top)
 
 
 class Exchange:

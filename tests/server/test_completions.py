@@ -104,9 +104,7 @@ async def test_a_prompt_that_does_not_fit(client: httpx.AsyncClient, engine: Fak
     assert engine.submitted[0].params.max_tokens == 1
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("echo", True), ("logprobs", 0), ("best_of", 3), ("suffix", "x")]
-)
+@pytest.mark.parametrize(("name", "value"), [("top_logprobs", 3), ("suffix", "x")])
 async def test_what_is_not_honoured_is_refused_by_name(
     client: httpx.AsyncClient, name: str, value: Any
 ) -> None:

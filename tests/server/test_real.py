@@ -98,8 +98,8 @@ def test_errors(client: openai.OpenAI) -> None:
         client.chat.completions.create(model="x", messages=HELLO, temperature=-1)
     assert error.value.param == "temperature"
     with pytest.raises(openai.BadRequestError) as error:
-        client.chat.completions.create(model="x", messages=HELLO, logprobs=True)
-    assert error.value.param == "logprobs"
+        client.chat.completions.create(model="x", messages=HELLO, top_logprobs=3)
+    assert error.value.param == "top_logprobs"
 
 
 def wait_until_idle(server: RealServer) -> None:

@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
+from localllm.server.protocol.logprobs import ChatLogprobs, CompletionLogprobs, PromptLogprobs
+
 FinishReason = Literal["stop", "length"]
 
 
@@ -21,7 +23,10 @@ class ErrorEnvelope(BaseModel):
 
 
 class PromptTokensDetails(BaseModel):
+    """`truncated_tokens` were cut off at the request's own wish, and are counted nowhere else."""
+
     cached_tokens: int
+    truncated_tokens: int = 0
 
 
 class Usage(BaseModel):
@@ -54,7 +59,7 @@ class AssistantMessage(BaseModel):
 class ChatChoice(BaseModel):
     index: int
     message: AssistantMessage
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
     finish_reason: FinishReason
 
 
@@ -66,13 +71,15 @@ class ChatCompletion(BaseModel):
     choices: list[ChatChoice]
     usage: Usage
     system_fingerprint: str
+    prompt_logprobs: PromptLogprobs | None = None
     timings: Timings
 
 
 class CompletionChoice(BaseModel):
     index: int
     text: str
-    logprobs: None = None
+    logprobs: CompletionLogprobs | None = None
+    prompt_logprobs: PromptLogprobs | None = None
     finish_reason: FinishReason
 
 
@@ -85,6 +92,15 @@ class Completion(BaseModel):
     usage: Usage
     system_fingerprint: str
     timings: Timings
+
+
+def dump(answer: ChatCompletion | Completion) -> dict[str, Any]:
+    """As it is sent: without prompt_logprobs where nobody asked for them."""
+    content = answer.model_dump()
+    for part in (content, *content["choices"]):
+        if part.get("prompt_logprobs", ()) is None:
+            del part["prompt_logprobs"]
+    return content
 
 
 class Capabilities(BaseModel):

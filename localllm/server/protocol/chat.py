@@ -6,8 +6,13 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from localllm.errors import RequestError
 from localllm.server.protocol.base import RequestBody, not_supported
-from localllm.server.protocol.sampling import SAMPLING_NOT_HONOURED, SamplingFields
+from localllm.server.protocol.sampling import (
+    MAX_TOP_LOGPROBS,
+    SAMPLING_NOT_HONOURED,
+    SamplingFields,
+)
 
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
@@ -49,10 +54,8 @@ class ChatRequest(SamplingFields):
         "echo": (False,),
         "function_call": ("none", "auto"),
         "functions": ([],),
-        "logprobs": (False,),
         "modalities": (["text"], []),
         "parallel_tool_calls": (True,),
-        "response_format": ({"type": "text"},),
         "verbosity": ("medium",),
         "web_search_options": (),
     }
@@ -62,6 +65,8 @@ class ChatRequest(SamplingFields):
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = Field(
         None, description="Goes before max_tokens"
     )
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = Field(None, description="none or auto")
     documents: list[dict[str, Any]] | None = None
@@ -79,6 +84,12 @@ class ChatRequest(SamplingFields):
         super().refuse_not_honoured()
         if self.tool_choice not in (None, "none", "auto"):
             raise not_supported("tool_choice", "only none and auto are")
+
+    @property
+    def top_logprobs_wanted(self) -> int | None:
+        if not self.logprobs and self.top_logprobs:
+            raise RequestError("top_logprobs needs logprobs to be true", param="top_logprobs")
+        return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
     def token_limit(self) -> int | None:

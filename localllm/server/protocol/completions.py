@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from localllm.server.protocol.base import RequestBody
-from localllm.server.protocol.sampling import SAMPLING_NOT_HONOURED, SamplingFields
+from localllm.errors import RequestError
+from localllm.sampling_params import SamplingParams
+from localllm.server.protocol.base import RequestBody, not_supported
+from localllm.server.protocol.sampling import (
+    MAX_CHOICES,
+    MAX_TOP_LOGPROBS,
+    SAMPLING_NOT_HONOURED,
+    SamplingFields,
+)
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
 MAX_PROMPTS = 1024
@@ -30,20 +39,47 @@ class CompletionRequest(SamplingFields):
     """
 
     not_honoured: ClassVar = SAMPLING_NOT_HONOURED | {
-        "best_of": (1,),
-        "echo": (False,),
-        "logprobs": (),
-        "response_format": ({"type": "text"},),
         "suffix": ("",),
+        "top_logprobs": (0,),
     }
 
     model: str | None = None
     prompt: Prompt
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = Field(
+        None, description="Answers to draw, of which the n with the likeliest tokens are given"
+    )
+    echo: bool | None = Field(None, description="The text and the logprobs begin with the prompt")
+    logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     user: str | None = None
     metadata: dict[str, Any] | None = None
 
     @property
-    def prompts(self) -> list[str] | list[list[int]]:
+    def n_drawn(self) -> int:
+        """Answers that are drawn for each prompt."""
+        return self.best_of or self.n or 1
+
+    @property
+    def top_logprobs_wanted(self) -> int | None:
+        ranked = self.n_drawn > (self.n or 1)
+        return 0 if self.logprobs is None and ranked else self.logprobs
+
+    def sampling_params(self, vocab_size: int, max_tokens: int | None) -> SamplingParams:
+        if self.n_drawn < (self.n or 1):
+            raise RequestError(
+                f"best_of is {self.best_of}, less than the {self.n} of n", param="best_of"
+            )
+        if self.stream and self.n_drawn > (self.n or 1):
+            raise not_supported("best_of", "not in a stream")
+        params = super().sampling_params(vocab_size, max_tokens)
+        params = replace(params, n=self.n_drawn)
+        if self.echo and self.logprobs is not None:
+            most = max(self.logprobs, self.prompt_logprobs or 0)
+            params = replace(params, prompt_logprobs=most)
+        return params
+
+    @property
+    def prompts(self) -> Sequence[str | list[int]]:
         """The batch; one prompt is a batch of one."""
         if isinstance(self.prompt, str):
             return [self.prompt]

@@ -11,12 +11,13 @@ from starlette.responses import Response
 from localllm.errors import RequestError
 from localllm.server.admitted import AdmittedRoute, TicketDep
 from localllm.server.chat_prompt import encode_chat
-from localllm.server.chunks import ChatWriter, CompletionWriter
+from localllm.server.chunks import ChatWriter
+from localllm.server.completion_chunks import CompletionWriter
 from localllm.server.dependencies import EVENTS, GENERATION_ERRORS, ModelDep, ServiceDep
 from localllm.server.disconnect import unless_gone
 from localllm.server.event_stream import EventStream
 from localllm.server.generation import Generation, Job, plan_job
-from localllm.server.protocol.answers import ChatCompletion, Completion
+from localllm.server.protocol.answers import ChatCompletion, Completion, dump
 from localllm.server.protocol.chat import ChatRequest
 from localllm.server.protocol.completions import (
     DEFAULT_MAX_TOKENS,
@@ -25,7 +26,7 @@ from localllm.server.protocol.completions import (
 )
 from localllm.server.protocol.sampling import SamplingFields
 from localllm.server.served_model import ServedModel
-from localllm.server.text import encode_prompts
+from localllm.server.text import echo_texts, encode_prompts
 from localllm.server.ticket import Ticket
 
 router = APIRouter(tags=["generate"], responses=GENERATION_ERRORS, route_class=AdmittedRoute)
@@ -37,10 +38,13 @@ async def chat_completions(
 ) -> Response:
     """Answers a conversation, whole or, with `stream`, as server-sent events."""
     body.refuse_not_honoured()
-    params = body.sampling_params(model.tokenizer.vocab_size, body.token_limit)
+    params = await service.off_loop(
+        body.sampling_params, model.tokenizer.vocab_size, body.token_limit
+    )
     prompt = await service.off_loop(encode_chat, model.template, body)
-    job = plan_job(prompt, params, service.context(), "messages")
-    return await _answer(ChatWriter(model.id, ticket.timings), [job], body, request, ticket, model)
+    job = plan_job(prompt, params, service.context(), "messages", body.truncate_prompt_tokens)
+    writer = ChatWriter(model.id, model.tokenizer, ticket.timings, bool(body.logprobs))
+    return await _answer(writer, [job], body, request, ticket, model)
 
 
 @router.post("/v1/completions", response_model=Completion, responses=EVENTS)
@@ -53,15 +57,21 @@ async def completions(
 ) -> Response:
     """Continues each prompt of a batch, whole or, with `stream`, as server-sent events."""
     body.refuse_not_honoured()
-    if len(body.prompts) * (body.n or 1) > MAX_SEQUENCES:
+    if len(body.prompts) * body.n_drawn > MAX_SEQUENCES:
         raise RequestError(f"n: more than {MAX_SEQUENCES} answers to one request", param="n")
     limit = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-    params = body.sampling_params(model.tokenizer.vocab_size, limit)
+    params = await service.off_loop(body.sampling_params, model.tokenizer.vocab_size, limit)
     prompts = await service.off_loop(encode_prompts, model.tokenizer, body.prompts)
-    jobs = [plan_job(prompt, params, service.context(), "prompt") for prompt in prompts]
-    return await _answer(
-        CompletionWriter(model.id, ticket.timings), jobs, body, request, ticket, model
-    )
+    jobs = [
+        plan_job(prompt, params, service.context(), "prompt", body.truncate_prompt_tokens)
+        for prompt in prompts
+    ]
+    echoes = None
+    if body.echo:
+        texts = [job.prompt for job in jobs]
+        echoes = await service.off_loop(echo_texts, model.tokenizer, body.prompts, texts)
+    writer = CompletionWriter(model.id, model.tokenizer, ticket.timings, body, jobs, echoes)
+    return await _answer(writer, jobs, body, request, ticket, model)
 
 
 async def _answer(
@@ -75,7 +85,9 @@ async def _answer(
     generation = Generation(ticket, model.tokenizer, writer.id, jobs)
     request.state.usage = generation.usage  # for the log
     headers = body.ignored_header()
+    if truncated := generation.usage.truncated_tokens:
+        headers["x-localllm-truncated-tokens"] = str(truncated)
     if body.stream:
         return EventStream(writer.stream(generation, body.wants_usage_chunk), headers)
     answers = await unless_gone(request.receive, generation.answers())
-    return JSONResponse(writer.whole(answers, generation.usage).model_dump(), headers=headers)
+    return JSONResponse(dump(writer.whole(answers, generation.usage)), headers=headers)
