@@ -18,7 +18,7 @@ from localllm.backends.program import FloatArray
 from localllm.config import EngineConfig, parse_size
 from localllm.engine.client import EngineClient, Inbox
 from localllm.engine.local import LocalEngine
-from localllm.engine.messages import EngineStats, Ready, SequenceNews, Submit
+from localllm.engine.messages import EngineStats, Ready, SequenceNews, Submit, TokenLogprobs
 from localllm.errors import EngineError, RequestError
 from localllm.gguf import GGUFFile
 from localllm.sampling_params import SamplingParams
@@ -32,22 +32,27 @@ EndReason: TypeAlias = Literal["stop", "length"]
 @dataclass(frozen=True)
 class Completion:
     """One choice. The end token, or the tokens of the stop string, are part of `token_ids` and not
-    of `text`; `stop_reason` is that token or string, None at the end of `max_tokens` or context."""
+    of `text`; `stop_reason` is that token or string, None at the end of `max_tokens`, context or
+    grammar. `logprobs` has an entry for each of `token_ids`, where `SamplingParams` ask for it."""
 
     index: int
     text: str
     token_ids: list[int]
     finish_reason: EndReason
     stop_reason: int | str | None
+    logprobs: list[TokenLogprobs] | None = None
 
 
 @dataclass(frozen=True)
 class Generation:
-    """The answer to one prompt; `text`, `token_ids` and `finish_reason` are its first choice's."""
+    """The answer to one prompt; `text`, `token_ids` and `finish_reason` are its first choice's.
+
+    `prompt_logprobs` are those of the prompt's tokens but the first, where they were asked for."""
 
     prompt_token_ids: list[int]
     outputs: list[Completion]
     cached_tokens: int  # of the prompt, served by the prefix cache
+    prompt_logprobs: list[TokenLogprobs] | None = None
 
     @property
     def text(self) -> str:
@@ -134,7 +139,12 @@ class LLM:
             for reader in choices
         )
         return [
-            Generation(ids, [reader.completion() for reader in choices], choices[0].cached_tokens)
+            Generation(
+                ids,
+                [reader.completion() for reader in choices],
+                choices[0].cached_tokens,
+                choices[0].prompt_logprobs,
+            )
             for ids, choices in zip(token_ids, answers, strict=True)
         ]
 
@@ -239,7 +249,11 @@ class _ChoiceReader:
         self.params = params
         self.index = index
         self.cached_tokens = 0
-        self._detokenizer = Detokenizer(tokenizer, params.stop)
+        self.prompt_logprobs: list[TokenLogprobs] | None = None
+        if params.prompt_logprobs is not None:
+            self.prompt_logprobs = []
+        self._logprobs: list[TokenLogprobs] | None = None if params.logprobs is None else []
+        self._detokenizer = Detokenizer(tokenizer, params.stop, params.min_tokens)
         self._text = ""
         self._token_ids: list[int] = []
         self._end: EndReason = "stop"
@@ -247,8 +261,12 @@ class _ChoiceReader:
 
     def take(self, news: SequenceNews) -> bool:
         self.cached_tokens = news.cached_tokens
-        for token in news.tokens:
+        if self.prompt_logprobs is not None:
+            self.prompt_logprobs += news.prompt_logprobs
+        for position, token in enumerate(news.tokens):
             self._token_ids.append(token)
+            if self._logprobs is not None:
+                self._logprobs.append(news.logprobs[position])
             if token != news.stop_id:
                 self._text += self._detokenizer.push([token])
                 if self._detokenizer.stopped_by is not None:
@@ -263,7 +281,9 @@ class _ChoiceReader:
 
     def completion(self) -> Completion:
         reason = self._detokenizer.stopped_by or self._stop_id
-        return Completion(self.index, self._text, self._token_ids, self._end, reason)
+        return Completion(
+            self.index, self._text, self._token_ids, self._end, reason, self._logprobs
+        )
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
