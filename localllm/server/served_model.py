@@ -32,7 +32,7 @@ class ServedModel:
             completion=True,
             tools=self.template.supports_tools,
             reasoning=False,
-            structured_outputs=False,
+            structured_outputs=True,
         )
 
 
