@@ -17,7 +17,8 @@ def test_a_few_streams() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     match = re.fullmatch(
-        r"3 streams, (\d+) tokens/s in all \(asked for: 60\): [\d.]+% of one core, \d+ us a token\n",
+        r"3 streams, (\d+) tokens/s in all \(asked for: 60\): "
+        r"[\d.]+% of one core, \d+ us a token\n",
         done.stdout,
     )
     assert match, done.stdout
