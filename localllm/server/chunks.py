@@ -10,11 +10,16 @@ from typing import Any, ClassVar
 
 from localllm.server.event_stream import DONE, encode_event
 from localllm.server.generation import Answer, Delta, Generation, TokenUsage
+from localllm.server.generation import FinishReason as EndReason
 from localllm.server.logprobs import chat_logprobs, prompt_logprobs
 from localllm.server.protocol.answers import (
     AssistantMessage,
+    CalledFunction,
     ChatChoice,
     ChatCompletion,
+    CompletionTokensDetails,
+    FinishReason,
+    MessageToolCall,
     PromptTokensDetails,
     Timings,
     Usage,
@@ -23,6 +28,14 @@ from localllm.server.protocol.logprobs import ChatLogprobs
 from localllm.server.service import VERSION
 from localllm.server.shown_tokens import ShownToken
 from localllm.text.tokenizer import Tokenizer
+from localllm.text.tools.events import (
+    Arguments,
+    CallBegins,
+    Content,
+    Event,
+    ParsedAnswer,
+    Reasoning,
+)
 
 FINGERPRINT = f"localllm-{VERSION}"
 
@@ -35,6 +48,7 @@ def usage_of(tokens: TokenUsage) -> Usage:
         prompt_tokens_details=PromptTokensDetails(
             cached_tokens=tokens.cached_tokens, truncated_tokens=tokens.truncated_tokens
         ),
+        completion_tokens_details=CompletionTokensDetails(reasoning_tokens=tokens.reasoning_tokens),
     )
 
 
@@ -101,6 +115,7 @@ class ChatWriter(Writer):
         super().__init__(model_id, tokenizer, timings)
         self._wants_logprobs = wants_logprobs
         self._opened: set[int] = set()
+        self._calling: set[int] = set()
 
     def _logprobs(self, shown: Sequence[ShownToken]) -> dict[str, Any] | None:
         return chat_logprobs(self._tokenizer, shown) if self._wants_logprobs else None
@@ -109,11 +124,11 @@ class ChatWriter(Writer):
         choices = [
             ChatChoice(
                 index=index,
-                message=AssistantMessage(content=answer.text),
+                message=_message(answer.parsed),
                 logprobs=ChatLogprobs.model_validate(self._logprobs(answer.shown))
                 if self._wants_logprobs
                 else None,
-                finish_reason=answer.finish_reason,
+                finish_reason=_finish_reason(answer.finish_reason, bool(answer.parsed.calls)),
             )
             for index, answer in enumerate(answers)
         ]
@@ -134,21 +149,64 @@ class ChatWriter(Writer):
         return prompt_logprobs(self._tokenizer, answer.prompt_logprobs)
 
     def _chunk_choices(self, delta: Delta) -> Iterator[dict[str, Any]]:
-        """Role once, before the first text; the end by itself."""
-        if delta.index not in self._opened and (delta.text or delta.finish_reason):
-            self._opened.add(delta.index)
-            yield _chat_choice(delta.index, {"role": "assistant", "content": ""})
+        """Role once, before the first fragment; the end by itself."""
+        index = delta.index
+        if index not in self._opened and (delta.events or delta.finish_reason):
+            self._opened.add(index)
+            yield _chat_choice(index, {"role": "assistant", "content": ""})
         shown = self._logprobs(delta.shown) if delta.shown else None
-        if delta.text:
-            yield _chat_choice(delta.index, {"content": delta.text}, shown)
-            shown = None
+        for event in delta.events:
+            if isinstance(event, CallBegins):
+                self._calling.add(index)
+            if (fragment := _fragment(event)) is not None:
+                yield _chat_choice(index, fragment, shown)
+                shown = None
         if delta.finish_reason:
-            yield _chat_choice(delta.index, {}, shown, delta.finish_reason)
+            reason = _finish_reason(delta.finish_reason, index in self._calling)
+            yield _chat_choice(index, {}, shown, reason)
+        elif shown is not None:  # of tokens that are marks, or whose text is held back
+            yield _chat_choice(index, {"content": ""}, shown)
+
+
+def _message(parsed: ParsedAnswer) -> AssistantMessage:
+    calls = [
+        MessageToolCall(
+            id=call.id, function=CalledFunction(name=call.name, arguments=call.arguments)
+        )
+        for call in parsed.calls
+    ]
+    return AssistantMessage(
+        content=None if calls and not parsed.content else parsed.content,
+        reasoning_content=parsed.reasoning or None,
+        reasoning=parsed.reasoning or None,
+        tool_calls=calls or None,
+    )
+
+
+def _fragment(event: Event) -> dict[str, Any] | None:
+    """A delta. What clients put together by appending comes once: a call's id, type and name."""
+    match event:
+        case Content(text):
+            return {"content": text}
+        case Reasoning(text):
+            return {"reasoning_content": text, "reasoning": text}
+        case CallBegins(index, id, name):
+            function = {"name": name, "arguments": ""}
+            call = {"index": index, "id": id, "type": "function", "function": function}
+            return {"tool_calls": [call]}
+        case Arguments(index, text):
+            return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+        case _:
+            return None
+
+
+def _finish_reason(reason: EndReason, calls: bool) -> FinishReason:
+    return "tool_calls" if calls and reason == "stop" else reason
 
 
 def _chat_choice(
     index: int,
-    delta: dict[str, str],
+    delta: dict[str, Any],
     logprobs: dict[str, Any] | None = None,
     finish_reason: str | None = None,
 ) -> dict[str, Any]:

@@ -14,10 +14,12 @@ from localllm.engine.messages import SequenceNews, Submit, TokenLogprobs
 from localllm.errors import ContextLengthError, EngineError, RequestError
 from localllm.sampling_params import SamplingParams
 from localllm.server.merge import merge
+from localllm.server.output_format import OutputFormat
 from localllm.server.ports import SequenceEngine
 from localllm.server.shown_tokens import ShownToken, ShownTokens
 from localllm.text.detokenizer import Detokenizer
 from localllm.text.tokenizer import Tokenizer
+from localllm.text.tools.events import Event, ParsedAnswer, joined
 
 FinishReason = Literal["stop", "length"]
 
@@ -28,7 +30,7 @@ class Delta:
 
     `shown` are, where the request asks for logprobs, the tokens whose text begins in this delta's
     text or an earlier one's and that were not told before; `prompt_logprobs` those of the next
-    prompt tokens.
+    prompt tokens. `events` are what the text means, where the job has an `output` format.
     """
 
     index: int
@@ -37,6 +39,7 @@ class Delta:
     finish_reason: FinishReason | None = None
     shown: tuple[ShownToken, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    events: tuple[Event, ...] = ()
 
 
 @dataclass
@@ -46,6 +49,7 @@ class TokenUsage:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    reasoning_tokens: int = 0
     truncated_tokens: int = 0  # cut off from prompts on request; not part of `prompt_tokens`
 
 
@@ -58,6 +62,7 @@ class Answer:
     finish_reason: FinishReason = "stop"
     shown: list[ShownToken] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    parsed: ParsedAnswer = field(default_factory=ParsedAnswer)
 
     @property
     def mean_logprob(self) -> float:
@@ -72,6 +77,7 @@ class Job:
     prompt: tuple[int, ...]
     params: SamplingParams
     truncated: int = 0  # tokens cut off from the prompt's beginning
+    output: OutputFormat | None = None
 
 
 def plan_job(
@@ -80,6 +86,7 @@ def plan_job(
     context: int,
     param: str,
     truncate: int | None = None,
+    output: OutputFormat | None = None,
 ) -> Job:
     """RequestError (naming `param`) unless prompt and output of one token fit the context.
 
@@ -98,7 +105,7 @@ def plan_job(
         raise ContextLengthError(kept, context, param=param)
     limit = room if params.max_tokens is None else min(params.max_tokens, room)
     cut = len(prompt) - kept
-    return Job(tuple(prompt[cut:]), replace(params, max_tokens=limit), truncated=cut)
+    return Job(tuple(prompt[cut:]), replace(params, max_tokens=limit), cut, output)
 
 
 def best_answers(answers: Sequence[Answer], drawn: int, wanted: int) -> list[Answer]:
@@ -151,13 +158,14 @@ class Generation:
                 answer.tokens += delta.tokens
                 answer.shown += delta.shown
                 answer.prompt_logprobs += delta.prompt_logprobs
+                answer.parsed.add(delta.events)
                 if delta.finish_reason:
                     answer.finish_reason = delta.finish_reason
         return answers
 
     async def _sequence(self, index: int, choice: int, job: Job) -> AsyncGenerator[Delta, None]:
         sequence_id = f"{self.id}-{index}"
-        reader = _SequenceReader(index, self._tokenizer, job.params)
+        reader = _SequenceReader(index, self._tokenizer, job, self.usage)
         submit = Submit(
             sequence_id=sequence_id,
             prompt=job.prompt,
@@ -189,10 +197,15 @@ class Generation:
 class _SequenceReader:
     """Turns one sequence's news into deltas."""
 
-    def __init__(self, index: int, tokenizer: Tokenizer, params: SamplingParams) -> None:
+    def __init__(self, index: int, tokenizer: Tokenizer, job: Job, usage: TokenUsage) -> None:
         self._index = index
-        self._detokenizer = Detokenizer(tokenizer, params.stop, params.min_tokens)
-        self._shown = None if params.logprobs is None else ShownTokens(tokenizer)
+        self._usage = usage
+        params, output = job.params, job.output
+        tokens = output.tokens(tokenizer) if output else tokenizer
+        self._detokenizer = Detokenizer(tokens, params.stop, params.min_tokens)
+        self._shown = None if params.logprobs is None else ShownTokens(tokens)
+        self._parser = output.parser() if output else None
+        self._events: list[Event] = []
 
     def read(self, news: SequenceNews) -> Delta:
         """Token by token, so that tokens after a stop string count for nothing."""
@@ -206,12 +219,12 @@ class _SequenceReader:
                 self._shown.add(news.logprobs[position], is_end=is_end)
             if is_end:
                 break  # it ends the text and is no part of it
-            text += self._detokenizer.push([token])
+            text += self._parsed(self._detokenizer.push([token]))
             if self._detokenizer.stopped_by is not None:
                 return self._delta(news, text, news.tokens[: position + 1], "stop")
         if news.finish_reason is None:
             return self._delta(news, text, news.tokens, None)
-        text += self._detokenizer.finish()
+        text += self._parsed(self._detokenizer.finish(), is_token=False)
         stopped = news.finish_reason == "stop" or self._detokenizer.stopped_by is not None
         return self._delta(news, text, news.tokens, "stop" if stopped else "length")
 
@@ -222,8 +235,18 @@ class _SequenceReader:
         tokens: tuple[int, ...],
         finish_reason: FinishReason | None,
     ) -> Delta:
+        if self._parser is not None and finish_reason is not None:
+            self._events += self._parser.finish()
+        events, self._events = tuple(joined(self._events)), []
         shown: tuple[ShownToken, ...] = ()
         if self._shown is not None:
             cut = self._detokenizer.stopped_by is not None
             shown = self._shown.show(text, all_others=finish_reason is not None and not cut)
-        return Delta(self._index, text, tokens, finish_reason, shown, news.prompt_logprobs)
+        return Delta(self._index, text, tokens, finish_reason, shown, news.prompt_logprobs, events)
+
+    def _parsed(self, text: str, *, is_token: bool = True) -> str:
+        if self._parser is not None:
+            was_thinking = self._parser.thinking
+            self._events += self._parser.push(text)
+            self._usage.reasoning_tokens += is_token and (was_thinking or self._parser.thinking)
+        return text

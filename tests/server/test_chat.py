@@ -58,6 +58,7 @@ async def test_answer_has_openais_shape(
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
             "prompt_tokens_details": {"cached_tokens": 3, "truncated_tokens": 0},
+            "completion_tokens_details": {"reasoning_tokens": 0},
         },
     }
     assert engine.cancelled == []
@@ -214,9 +215,8 @@ async def test_unknown_fields_are_ignored_and_named(client: httpx.AsyncClient) -
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("tool_choice", "required"),
-        ("tool_choice", {"type": "function", "function": {"name": "f"}}),
-        ("parallel_tool_calls", False),
+        ("thinking_budget", 5),
+        ("thinking_budget", 5),
         ("functions", [{"name": "f"}]),
         ("audio", {"voice": "x"}),
         ("modalities", ["text", "audio"]),
@@ -270,15 +270,16 @@ async def test_content_other_than_text_is_refused_by_name(
 TOOLS = [{"type": "function", "function": {"name": "look_up", "parameters": {}}}]
 
 
-async def test_tools_need_a_template_that_knows_them(
-    client: httpx.AsyncClient, engine: FakeEngine
+async def test_a_template_without_tools_has_them_told_in_words(
+    client: httpx.AsyncClient, engine: FakeEngine, gpt2: ServedModel
 ) -> None:
-    answer = await ask(client, tools=TOOLS, tool_choice="auto")
-    assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == "tools"
-    assert not engine.submitted
-    assert (await ask(client, tools=TOOLS, tool_choice="none")).status_code == 200
-    assert (await ask(client, tools=[])).status_code == 200
+    await ask(client, tools=TOOLS)
+    assert "look_up" in prompt_text(engine, gpt2)
+    assert "<tool_call>" in prompt_text(engine, gpt2)
+    without: list[dict[str, Any]] = [{"tools": TOOLS, "tool_choice": "none"}, {"tools": []}]
+    for fields in without:
+        (await ask(client, **fields)).raise_for_status()
+        assert "look_up" not in prompt_text(engine, gpt2)
 
 
 async def test_tools_reach_a_template_that_knows_them(

@@ -8,7 +8,8 @@ from pydantic import BaseModel
 
 from localllm.server.protocol.logprobs import ChatLogprobs, CompletionLogprobs, PromptLogprobs
 
-FinishReason = Literal["stop", "length"]
+EndReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class ErrorBody(BaseModel):
@@ -29,11 +30,16 @@ class PromptTokensDetails(BaseModel):
     truncated_tokens: int = 0
 
 
+class CompletionTokensDetails(BaseModel):
+    reasoning_tokens: int
+
+
 class Usage(BaseModel):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
 
 
 class Timings(BaseModel):
@@ -50,10 +56,28 @@ class Timings(BaseModel):
     predicted_per_second: float
 
 
+class CalledFunction(BaseModel):
+    """`arguments` is JSON, unless the answer was cut off in it."""
+
+    name: str
+    arguments: str
+
+
+class MessageToolCall(BaseModel):
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
 class AssistantMessage(BaseModel):
+    """`content` is null beside calls. Thinking has two names, for clients that know either."""
+
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None
     refusal: None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[MessageToolCall] | None = None
 
 
 class ChatChoice(BaseModel):
@@ -80,7 +104,7 @@ class CompletionChoice(BaseModel):
     text: str
     logprobs: CompletionLogprobs | None = None
     prompt_logprobs: PromptLogprobs | None = None
-    finish_reason: FinishReason
+    finish_reason: EndReason
 
 
 class Completion(BaseModel):
@@ -94,12 +118,17 @@ class Completion(BaseModel):
     timings: Timings
 
 
+_LEFT_OUT = ("prompt_logprobs", "reasoning_content", "reasoning", "tool_calls")
+
+
 def dump(answer: ChatCompletion | Completion) -> dict[str, Any]:
-    """As it is sent: without prompt_logprobs where nobody asked for them."""
+    """As it is sent: without what nobody asked for, and what there is not."""
     content = answer.model_dump()
-    for part in (content, *content["choices"]):
-        if part.get("prompt_logprobs", ()) is None:
-            del part["prompt_logprobs"]
+    messages = [choice["message"] for choice in content["choices"] if "message" in choice]
+    for part in (content, *content["choices"], *messages):
+        for name in _LEFT_OUT:
+            if part.get(name, ()) is None:
+                del part[name]
     return content
 
 

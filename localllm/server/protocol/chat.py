@@ -7,12 +7,13 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from localllm.errors import RequestError
-from localllm.server.protocol.base import RequestBody, not_supported
+from localllm.server.protocol.base import RequestBody
 from localllm.server.protocol.sampling import (
     MAX_TOP_LOGPROBS,
     SAMPLING_NOT_HONOURED,
     SamplingFields,
 )
+from localllm.server.tool_choice import ToolChoice
 
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
@@ -40,6 +41,7 @@ class ChatMessage(RequestBody):
     role: Role
     content: str | list[ContentPart] | None = None
     name: str | None = None
+    reasoning_content: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
 
@@ -55,7 +57,6 @@ class ChatRequest(SamplingFields):
         "function_call": ("none", "auto"),
         "functions": ([],),
         "modalities": (["text"], []),
-        "parallel_tool_calls": (True,),
         "verbosity": ("medium",),
         "web_search_options": (),
     }
@@ -68,10 +69,20 @@ class ChatRequest(SamplingFields):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = Field(None, description="none or auto")
+    tool_choice: str | dict[str, Any] | None = Field(
+        None, description="none, auto, required, a function by its name, or allowed_tools"
+    )
+    parallel_tool_calls: bool | None = Field(None, description="false: one call at most")
     documents: list[dict[str, Any]] | None = None
     add_generation_prompt: bool | None = None
     reasoning_effort: str | None = Field(None, description="Goes to the chat template")
+    enable_thinking: bool | None = Field(None, description="Goes to the chat template")
+    thinking_budget: Annotated[int, Field(ge=0)] | None = Field(
+        None, description="Tokens of thinking; when they are spent, the thinking is ended"
+    )
+    reasoning_budget: Annotated[int, Field(ge=0)] | None = Field(
+        None, description="Another name of thinking_budget"
+    )
     chat_template_kwargs: dict[str, Any] | None = None
     user: str | None = None
     metadata: dict[str, Any] | None = None
@@ -80,10 +91,14 @@ class ChatRequest(SamplingFields):
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
 
-    def refuse_not_honoured(self) -> None:
-        super().refuse_not_honoured()
-        if self.tool_choice not in (None, "none", "auto"):
-            raise not_supported("tool_choice", "only none and auto are")
+    @property
+    def chosen_tools(self) -> ToolChoice:
+        """RequestError where tools and tool_choice do not fit together."""
+        return ToolChoice.of(self.tools, self.tool_choice, self.parallel_tool_calls)
+
+    @property
+    def thinking_tokens(self) -> int | None:
+        return self.reasoning_budget if self.thinking_budget is None else self.thinking_budget
 
     @property
     def top_logprobs_wanted(self) -> int | None:

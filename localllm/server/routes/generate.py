@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from localllm.errors import RequestError
 from localllm.server.admitted import AdmittedRoute, TicketDep
-from localllm.server.chat_prompt import encode_chat
+from localllm.server.chat_prompt import prepare_chat
 from localllm.server.chunks import ChatWriter
 from localllm.server.completion_chunks import CompletionWriter
 from localllm.server.dependencies import EVENTS, GENERATION_ERRORS, ModelDep, ServiceDep
@@ -41,8 +41,15 @@ async def chat_completions(
     params = await service.off_loop(
         body.sampling_params, model.tokenizer.vocab_size, body.token_limit
     )
-    prompt = await service.off_loop(encode_chat, model.template, body)
-    job = plan_job(prompt, params, service.context(), "messages", body.truncate_prompt_tokens)
+    prompt = await service.off_loop(prepare_chat, model.template, model.tokenizer, body, params)
+    job = plan_job(
+        prompt.ids,
+        prompt.params,
+        service.context(),
+        "messages",
+        body.truncate_prompt_tokens,
+        prompt.output,
+    )
     writer = ChatWriter(model.id, model.tokenizer, ticket.timings, bool(body.logprobs))
     return await _answer(writer, [job], body, request, ticket, model)
 
