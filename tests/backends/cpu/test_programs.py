@@ -31,6 +31,10 @@ def mixed(name: str) -> TensorType:
     return kinds.get(name, TensorType.Q8_0)
 
 
+def four_bits(name: str) -> TensorType:
+    return TensorType.F32 if name == "router.weight" else TensorType.MXFP4
+
+
 @pytest.fixture(params=PROGRAMS)
 def program(request: pytest.FixtureRequest) -> Program:
     return PROGRAMS[request.param]()
@@ -66,7 +70,9 @@ def history(run: DirectRunner) -> Batch:
 
 
 # The cache's float16 keys and values limit the one, 8-bit activations the other.
-@pytest.mark.parametrize(("kinds", "limit"), [(all_f32, 1e-6), (mixed, 2.5e-3)])
+@pytest.mark.parametrize(
+    ("kinds", "limit"), [(all_f32, 1e-6), (mixed, 2.5e-3), (four_bits, 2.5e-3)]
+)
 def test_every_op_agrees_with_the_reference(
     backends: dict[int, CpuBackend],
     program: Program,
