@@ -104,7 +104,7 @@ class _FakeTokenizer:
         return WORDS[token].encode() if token > 1 else b""
 
     def token_text(self, token: int) -> str:
-        return WORDS[token]
+        return str(WORDS[token])
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
         assert not add_special
