@@ -34,6 +34,7 @@ class FakeEngine:
         self.say(*answers)
         self._tokenizer = tokenizer
         self._eos = tokenizer.eos_id
+        self.context = CONTEXT
         self.ready: Ready | None = None
         self.healthy = False
         self.failed: str | None = None
@@ -73,7 +74,7 @@ class FakeEngine:
             backend="fake",
             device="no device at all",
             threads=1,
-            context=CONTEXT,
+            context=self.context,
             vocab_size=self._tokenizer.vocab_size,
             kv_blocks=(64,),
             kv_bytes=2**20,
@@ -85,7 +86,7 @@ class FakeEngine:
     async def submit(self, request: Submit) -> AsyncGenerator[SequenceNews, None]:
         self.submitted.append(request)
         self.live.add(request.sequence_id)
-        answer = self._tokenizer.encode(next(self._answers), add_special=False)
+        answer = self._tokenizer.encode(next(self._answers), add_special=False, parse_special=True)
         if request.params.max_tokens == 0:
             yield self._with_prompt(request, SequenceNews(request.sequence_id, (), "length"))
             return

@@ -216,7 +216,6 @@ async def test_unknown_fields_are_ignored_and_named(client: httpx.AsyncClient) -
     ("name", "value"),
     [
         ("thinking_budget", 5),
-        ("thinking_budget", 5),
         ("functions", [{"name": "f"}]),
         ("audio", {"voice": "x"}),
         ("modalities", ["text", "audio"]),
