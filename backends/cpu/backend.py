@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import platform
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from localllm.backends.base import MemoryInfo, ProgressFn, StepLimits
-from localllm.backends.cpu import batch, cores, tape, target
+from localllm.backends.cpu import batch, cores, fusion, tape, target
 from localllm.backends.cpu.compiler import compile_kernels
+from localllm.backends.cpu.fusion import Fusions
 from localllm.backends.cpu.kernel import Kernel, Native
 from localllm.backends.cpu.kernels.kv import group_block_bytes
 from localllm.backends.cpu.kv_cache import KVCache
@@ -79,10 +80,13 @@ class CpuBackend:
         limits: StepLimits,
         progress: ProgressFn,
     ) -> CpuStep:
-        lowered = lower(program, weights, limits, self.threads)
-        lowered.builder.caches = kv
-        compile_kernels(lowered.builder.plan.kernels(), self._cores, progress)
-        return CpuStep(lowered, limits, self._workers)
+        def make(fusions: Fusions | None, unfused: Callable[[], CpuStep] | None) -> CpuStep:
+            lowered = lower(program, weights, limits, self.threads, fusions)
+            lowered.builder.caches = kv
+            compile_kernels(lowered.builder.plan.kernels(), self._cores, progress)
+            return CpuStep(lowered, limits, self._workers, unfused)
+
+        return make(None, lambda: make(fusion.NONE, None))
 
     def close(self) -> None:
         self._workers.close()

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from localllm.backends.base import StepLimits
+from localllm.backends.cpu.fusion import Fusions
 from localllm.backends.cpu.kernel import ROWS_LOGITS, ROWS_TOKENS, Kernel
 from localllm.backends.cpu.kernels.arguments import Arguments
 from localllm.backends.cpu.kv_cache import KVCache
@@ -48,9 +49,14 @@ class Builder:
     """Collects the plan of one program. The caches may be set later, before the plan is bound."""
 
     def __init__(
-        self, program: Program, weights: Weights, limits: StepLimits, threads: int
+        self,
+        program: Program,
+        weights: Weights,
+        limits: StepLimits,
+        threads: int,
+        fusions: Fusions,
     ) -> None:
-        self.program, self.weights = program, weights
+        self.program, self.weights, self.fusions = program, weights, fusions
         self.limits, self.threads = limits, threads
         self.plan = Plan()
         self.caches: Sequence[KVCache] = ()
@@ -88,6 +94,13 @@ class Builder:
         stride = round_up(width, _STRIDE_FLOATS)
         buffer = Buffer(self.capacity(rows) * per_row * stride * FLOAT_BYTES)
         return Operand(buffer, 0, width, stride, row_kind(rows))
+
+    def panel(self, value: Value) -> Buffer:
+        """A new panel for the rows of an op that `fusions` has leave one."""
+        form = self.fusions.panels[value].format
+        panel = Buffer(form.bytes(self.capacity(value.rows), value.width))
+        self.panels[value, form.name] = panel
+        return panel
 
     def capacity(self, rows: Rows) -> int:
         return self.limits.logit_rows if rows == "R" else self.limits.tokens

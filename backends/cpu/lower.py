@@ -1,8 +1,8 @@
 """From a program's ops to a plan of kernel calls.
 
 Each op becomes a few calls. Activations are quantized once for each format that reads them,
-whoever reads; a rotary table is computed once per step. What a call reads and writes is recorded
-with it, and the plan finds order and memory from that: fusing two calls is a change of the plan.
+whoever reads; a rotary table is computed once per step; some ops share a call (`fusion`). What a
+call reads and writes is recorded with it, and the plan finds order and memory from that.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 from localllm.backends.base import StepLimits
 from localllm.backends.cpu.builder import Builder, Operand
+from localllm.backends.cpu.fusion import Fusions, find_fusions
 from localllm.backends.cpu.lower_attention import lower_attention, lower_rope, lower_sampling
 from localllm.backends.cpu.lower_linear import lower_embed, lower_linear, lower_moe
 from localllm.backends.cpu.lower_simple import (
@@ -71,14 +72,23 @@ class Lowered:
     tokens: Buffer  # int32 [R]
 
 
-def lower(program: Program, weights: Weights, limits: StepLimits, threads: int) -> Lowered:
-    """The plan of a whole step, sampling included."""
+def lower(
+    program: Program,
+    weights: Weights,
+    limits: StepLimits,
+    threads: int,
+    fusions: Fusions | None = None,
+) -> Lowered:
+    """The plan of a whole step, sampling included; `fusions` are all that can be found."""
     if program.logits is None or program.logits.rows != "R":
         raise ValueError("the program does not end in logits of selected rows")
-    builder = Builder(program, weights, limits, threads)
+    if fusions is None:
+        fusions = find_fusions(program, weights)
+    builder = Builder(program, weights, limits, threads, fusions)
     for index, op in enumerate(program.ops):
         builder.begin(index)
-        _LOWER[type(op)](builder, op)
+        if op.out not in fusions.absorbed:
+            _LOWER[type(op)](builder, op)
     builder.begin(len(program.ops))
     logits = builder.operand(program.logits)
     tokens = lower_sampling(builder, logits)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from localllm.backends.cpu.builder import FLOAT_BYTES, Builder, Operand
-from localllm.backends.cpu.kernels import attention, kv, rope, sampling
+from localllm.backends.cpu.kernels import attention, kv, rope, rope_kv, sampling
 from localllm.backends.cpu.plan import Buffer, Region, whole
 from localllm.backends.program import Attention, Rope, RopeTable
 
@@ -53,30 +53,15 @@ def _rope_table(build: Builder, table: RopeTable) -> Buffer:
 
 def lower_attention(build: Builder, op: Attention) -> None:
     """Stores the step's keys and values, then attends; both take turns on the layer's cache."""
-    out, q, k, v = map(build.operand, (op.out, op.q, op.k, op.v))
+    out, q = build.operand(op.out), build.operand(op.q)
     group = build.program.kv_groups[op.group]
     layer = group.layers[op.layer]
     heads = q.width // op.head_dim
     cached = Region(build.cache_turns[op.group], op.layer, op.layer + 1)
-    build.call(
-        kv.kv_store,
-        lambda: kv.StoreArgs(
-            k=k.address,
-            k_stride=k.stride,
-            v=v.address,
-            v_stride=v.stride,
-            cache=build.caches[op.group].layer_address(op.layer),
-            block_bytes=kv.group_block_bytes(group),
-            head_bytes=kv.head_bytes(layer),
-            group=op.group,
-            kv_heads=layer.kv_heads,
-            key_dim=op.head_dim,
-            value_dim=op.value_dim,
-        ),
-        reads=[k.region, v.region],
-        writes=[cached],
-        work=k.width + v.width,
-    )
+    if op.out in build.fusions.rotations:
+        _rope_and_store(build, op, *build.fusions.rotations[op.out], cached)
+    else:
+        _store(build, op, cached)
     build.need_scratch(attention.scratch_bytes(heads, layer.kv_heads, op.head_dim, op.value_dim))
     parts = build.attention_parts
     parts_bytes = attention.parts_bytes(
@@ -110,6 +95,70 @@ def lower_attention(build: Builder, op: Attention) -> None:
         ),
         reads=[q.region, cached],
         writes=[out.region, whole(parts)],
+    )
+
+
+def _store(build: Builder, op: Attention, cached: Region) -> None:
+    k, v = build.operand(op.k), build.operand(op.v)
+    group = build.program.kv_groups[op.group]
+    layer = group.layers[op.layer]
+    build.call(
+        kv.kv_store,
+        lambda: kv.StoreArgs(
+            k=k.address,
+            k_stride=k.stride,
+            v=v.address,
+            v_stride=v.stride,
+            cache=build.caches[op.group].layer_address(op.layer),
+            block_bytes=kv.group_block_bytes(group),
+            head_bytes=kv.head_bytes(layer),
+            group=op.group,
+            kv_heads=layer.kv_heads,
+            key_dim=op.head_dim,
+            value_dim=op.value_dim,
+        ),
+        reads=[k.region, v.region],
+        writes=[cached],
+        work=k.width + v.width,
+    )
+
+
+def _rope_and_store(
+    build: Builder, op: Attention, q_rope: Rope, k_rope: Rope, cached: Region
+) -> None:
+    q, out, k, v = map(build.operand, (q_rope.x, q_rope.out, k_rope.x, op.v))
+    table, pairs = _rope_table(build, q_rope.table), len(q_rope.table.inv_freq)
+    group = build.program.kv_groups[op.group]
+    layer = group.layers[op.layer]
+    build.need_scratch(k.width * FLOAT_BYTES)
+    build.call(
+        rope_kv.rope_and_store,
+        lambda: rope_kv.RopeStoreArgs(
+            q=q.address,
+            q_stride=q.stride,
+            out=out.address,
+            out_stride=out.stride,
+            heads=q.width // op.head_dim,
+            pairs=pairs,
+            interleaved=q_rope.table.interleaved,
+            table=table.address,
+            k=k.address,
+            k_stride=k.stride,
+            v=v.address,
+            v_stride=v.stride,
+            cache=build.caches[op.group].layer_address(op.layer),
+            block_bytes=kv.group_block_bytes(group),
+            head_bytes=kv.head_bytes(layer),
+            group=op.group,
+            kv_heads=layer.kv_heads,
+            key_dim=op.head_dim,
+            value_dim=op.value_dim,
+            scratch=build.scratch_address,
+            scratch_bytes=build.scratch_bytes,
+        ),
+        reads=[q.region, k.region, v.region, whole(table)],
+        writes=[out.region, cached],
+        work=q.width + k.width + v.width,
     )
 
 

@@ -46,7 +46,7 @@ class QuantizeArgs(Arguments):
 
 @dataclass(frozen=True)
 class MatmulArgs(Arguments):
-    """Words of `WeightFormat.matmul`: out = panel @ packed.T + bias.
+    """Words of `WeightFormat.matmul`: out = panel @ packed.T + bias + residual.
 
     With experts, panel rows segment_start[e]..segment_start[e+1] are multiplied by matrix e.
     """
@@ -64,6 +64,8 @@ class MatmulArgs(Arguments):
     experts: int = 0
     segment_start: int = 0  # int64 [experts + 1]
     expert_bytes: int = 0
+    residual: int = 0  # float32, like out, or 0
+    residual_stride: int = 0
 
 
 @dataclass(frozen=True)
@@ -92,17 +94,37 @@ def lower_embed(build: Builder, op: Embed) -> None:
 
 
 def lower_linear(build: Builder, op: Linear) -> None:
-    out, x = build.operand(op.out), build.operand(op.x)
+    out, x, residual = build.operand(op.out), build.operand(op.x), None
+    if add := build.fusions.residuals.get(op.out):
+        residual = build.operand(add.a if add.b == op.out else add.b)
+        out = build.operand(add.out)
     at = 0
-    for weight, bias in zip(op.weights, op.biases, strict=True):
-        matrix = build.weights.matrices[weight]
-        _check_columns(weight, matrix, x)
+    for matrix, bias in _joined(build, op):
         key = (op.x, matrix.format.activation.name)
         if key not in build.panels:
             build.panels[key] = quantize(build, matrix.format.activation, x)
         part = out.columns(at, matrix.rows)
-        matmul(build, matrix, build.panels[key], part, build.weights.vector(bias)[0])
+        added = residual.columns(at, matrix.rows) if residual else None
+        matmul(build, matrix, build.panels[key], part, bias, residual=added)
         at += matrix.rows
+
+
+def _joined(build: Builder, op: Linear) -> list[tuple[Matrix, int]]:
+    """An op's matrices with the addresses of their biases.
+
+    Neighbours in memory that have one format and no bias are one matrix: one call has less to
+    agree on than several.
+    """
+    found: list[tuple[Matrix, int]] = []
+    for name, bias in zip(op.weights, op.biases, strict=True):
+        matrix, address = build.weights.matrices[name], build.weights.vector(bias)[0]
+        if matrix.cols != op.x.width:
+            raise ValueError(f"{name} has {matrix.cols} columns for an input of {op.x.width}")
+        if found and not address and not found[-1][1] and (both := found[-1][0].joined(matrix)):
+            found[-1] = both, 0
+        else:
+            found.append((matrix, address))
+    return found
 
 
 def lower_moe(build: Builder, op: Moe) -> None:
@@ -244,6 +266,7 @@ def matmul(
     out: Operand,
     bias: int = 0,
     segments: Segments | None = None,
+    residual: Operand | None = None,
 ) -> None:
     build.need_scratch(matrix.format.matmul_scratch_bytes(matrix.cols))
     build.call(
@@ -262,8 +285,14 @@ def matmul(
             segments.experts if segments else 0,
             segments.start.address if segments else 0,
             matrix.expert_bytes if segments else 0,
+            residual.address if residual else 0,
+            residual.stride if residual else 0,
         ),
-        reads=[whole(panel), *([whole(segments.start)] if segments else [])],
+        reads=[
+            whole(panel),
+            *([whole(segments.start)] if segments else []),
+            *([residual.region] if residual else []),
+        ],
         writes=[out.region],
     )
 

@@ -22,7 +22,10 @@ from localllm.backends.cpu.step import CpuStep
 from localllm.gguf import TensorType
 
 _FLOATS = ("F32", "F16", "BF16")
-_KINDS = {  # of kernels, by the module that they are in
+_KINDS = {  # of kernels, by the module that they are in, or by name
+    "act_mul_quantize": "activation, gate, quantize",
+    "norm_quantize": "norm, quantize",
+    "rope_kv": "rope, KV store",
     "activations": "quantize",
     "kv": "KV store",
     "moe_routing": "expert routing",
@@ -99,8 +102,9 @@ def kind_of(call: Call) -> str:
     """Such as "matmul Q4_K" or "norm"."""
     if isinstance(call.arguments(), MatmulArgs):
         return f"matmul {_format(call)}"
-    module = call.kernel.origin.module.rpartition(".")[2]
-    return _KINDS.get(module, module)
+    origin = call.kernel.origin
+    module = origin.module.rpartition(".")[2]
+    return _KINDS.get(origin.qualname, _KINDS.get(module, module))
 
 
 def work_of(call: Call, batch: Batch) -> Work:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -30,8 +31,17 @@ class CpuStep:
     with masks is sampled in `collect`, which its caller does not call before they are filled.
     """
 
-    def __init__(self, lowered: Lowered, limits: StepLimits, workers: Workers) -> None:
+    def __init__(
+        self,
+        lowered: Lowered,
+        limits: StepLimits,
+        workers: Workers,
+        make_unfused: Callable[[], CpuStep] | None = None,
+    ) -> None:
+        """`make_unfused` makes a step of the same program in which no ops share a call."""
         self._lowered, self._limits, self._workers = lowered, limits, workers
+        self._make_unfused = make_unfused
+        self._unfused: CpuStep | None = None if make_unfused else self
         self._vocab = lowered.logits.width
         plan = lowered.builder.plan
         self._workspace = aligned_bytes(plan.workspace_bytes)
@@ -90,6 +100,13 @@ class CpuStep:
         return self._view(self._lowered.logits, self._rows)
 
     def trace(self, batch: Batch) -> list[FloatArray]:
+        """Op by op, so without fusions: a kernel of two ops has no output of the first."""
+        if self._unfused is None:
+            assert self._make_unfused is not None
+            self._unfused = self._make_unfused()
+        return self._unfused._trace(batch)
+
+    def _trace(self, batch: Batch) -> list[FloatArray]:
         self._prepare(batch)
         results, first = [], 0
         for output, last in zip(self._lowered.outputs, self._last_call, strict=True):

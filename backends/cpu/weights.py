@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -36,6 +36,16 @@ class Matrix:
     cols: int
     experts: int
     expert_bytes: int
+
+    def joined(self, other: Matrix) -> Matrix | None:
+        """Both as one matrix, this one's rows first, if they lie so in memory."""
+        if self.experts or other.experts or (self.format, self.cols) != (other.format, other.cols):
+            return None
+        own_bytes = self.format.packed_bytes(self.rows, self.cols)
+        if self.rows % ROW_BLOCK or other.address != self.address + own_bytes:
+            return None
+        both = self.rows + other.rows
+        return replace(self, rows=both, expert_bytes=own_bytes + other.expert_bytes)
 
 
 class Weights:

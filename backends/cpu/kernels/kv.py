@@ -121,23 +121,47 @@ def kv_store(args: int, tid: int, nthreads: int) -> None:
     head = header(args)
     tokens = arg_i64(head, H_TOKENS)
     slots = arg_i64(head, H_SLOTS) + arg_i64(args, _GROUP) * tokens * 4
-    chunk = BLOCK_TOKENS if tokens > _CLAIM_ROWS_ABOVE else 1
+    chunk = store_claim(tokens)
     first = claim(args, chunk)
     while first < tokens:
         for token in range(first, min(first + chunk, tokens)):
+            k = arg_i64(args, _K) + token * arg_i64(args, _K_STRIDE) * 4
+            v = arg_i64(args, _V) + token * arg_i64(args, _V_STRIDE) * 4
             slot = scalar_load_i32(slots, token * 4)
-            _store_token(args, token, slot // BLOCK_TOKENS, slot % BLOCK_TOKENS)
+            to = arg_i64(args, _CACHE) + slot // BLOCK_TOKENS * arg_i64(args, _BLOCK_BYTES)
+            store_heads(
+                k,
+                v,
+                to,
+                slot % BLOCK_TOKENS,
+                arg_i64(args, _HEAD_BYTES),
+                arg_i64(args, _KV_HEADS),
+                arg_i64(args, _KEY_DIM),
+                arg_i64(args, _VALUE_DIM),
+            )
         first = claim(args, chunk)
 
 
 @helper
-def _store_token(args: int, token: int, block: int, position: int) -> None:
-    key_dim, value_dim = arg_i64(args, _KEY_DIM), arg_i64(args, _VALUE_DIM)
-    k = arg_i64(args, _K) + token * arg_i64(args, _K_STRIDE) * 4
-    v = arg_i64(args, _V) + token * arg_i64(args, _V_STRIDE) * 4
-    to = arg_i64(args, _CACHE) + block * arg_i64(args, _BLOCK_BYTES)
+def store_claim(tokens: int) -> int:
+    """Tokens to store at a time."""
+    return BLOCK_TOKENS if tokens > _CLAIM_ROWS_ABOVE else 1
+
+
+@helper
+def store_heads(
+    k: int,
+    v: int,
+    to: int,
+    position: int,
+    head_bytes: int,
+    kv_heads: int,
+    key_dim: int,
+    value_dim: int,
+) -> None:
+    """Stores one token's keys and values at a position of the block at `to`."""
     columns = (value_dim + VALUE_COLUMNS - 1) // VALUE_COLUMNS * VALUE_COLUMNS
-    for _ in range(arg_i64(args, _KV_HEADS)):
+    for _ in range(kv_heads):
         for d in range(0, key_dim, 8):
             keys = i16_to_i32(as_i16x8(f32_to_f16(_load_clamped(k, d, key_dim))))
             for lane in range(min(8, key_dim - d)):
@@ -148,7 +172,7 @@ def _store_token(args: int, token: int, block: int, position: int) -> None:
             store_f16x8(values, d * F16_BYTES, f32_to_f16(_load_clamped(v, d, value_dim)))
         k += key_dim * 4
         v += value_dim * 4
-        to += arg_i64(args, _HEAD_BYTES)
+        to += head_bytes
 
 
 @helper

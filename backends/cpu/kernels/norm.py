@@ -107,9 +107,8 @@ def _sum_of_squares(x: int, n: int, mean: np.float32) -> float:
     return sum_f32((a + b) + (c + d))
 
 
-@kernel_factory
-def norm(kind: str, has_weight: bool, has_bias: bool) -> Kernel:
-    """out = (x - mean) / sqrt(mean((x - mean)**2) + eps) * weight + bias; `rms` has no mean."""
+def run_normalizer(kind: str, has_weight: bool, has_bias: bool) -> Any:
+    """The helper one_run(out, x, n, weight, bias, eps), which normalizes n columns."""
     centered = kind == "layer"
 
     @inline
@@ -144,6 +143,14 @@ def norm(kind: str, has_weight: bool, has_bias: bool) -> Kernel:
                 b = load_masked_f32x8(bias, at, mask)
             v = (load_masked_f32x8(x, at, mask) - center) * factor
             store_masked_f32x8(out, at, affine(v, w, b), mask)
+
+    return one_run
+
+
+@kernel_factory
+def norm(kind: str, has_weight: bool, has_bias: bool) -> Kernel:
+    """out = (x - mean) / sqrt(mean((x - mean)**2) + eps) * weight + bias; `rms` has no mean."""
+    one_run = run_normalizer(kind, has_weight, has_bias)
 
     @kernel
     def run(args: int, tid: int, n: int) -> None:

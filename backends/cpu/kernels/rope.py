@@ -128,18 +128,25 @@ def rope(args: int, tid: int, nthreads: int) -> None:
             out = arg_i64(args, _OUT) + token * arg_i64(args, _OUT_STRIDE) * 4
             table = arg_i64(args, _TABLE) + token * row_bytes
             for _ in range(arg_i64(args, _HEADS)):
-                _rotate_head(args, x, out, table)
+                rotate_head(
+                    x,
+                    out,
+                    table,
+                    arg_i64(args, _R_PAIRS),
+                    arg_i64(args, _HEAD_DIM),
+                    arg_i64(args, _R_INTERLEAVED),
+                )
                 x += head_bytes
                 out += head_bytes
         first = claim(args, chunk)
 
 
 @helper
-def _rotate_head(args: int, x: int, out: int, own: int) -> None:
-    pairs, head_dim = arg_i64(args, _R_PAIRS), arg_i64(args, _HEAD_DIM)
+def rotate_head(x: int, out: int, own: int, pairs: int, head_dim: int, interleaved: int) -> None:
+    """Rotates one head by a token's row `own` of the step's table."""
     rotated = 2 * pairs
     other = own + rotated * 4
-    if arg_i64(args, _R_INTERLEAVED) != 0:
+    if interleaved != 0:
         for i in range(0, rotated, 8):
             mask = lanes_below(rotated - i)
             values = load_masked_f32x8(x, i * 4, mask)

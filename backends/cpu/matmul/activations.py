@@ -54,7 +54,7 @@ SUMS16, SUMS32, SCALE = 256, 288, 304  # in a record of q8_256
 SCALES, SCALED_SUMS, SUMS = 256, 288, 320  # in a record of q8_32
 RECORD_BYTES = {"q8_256": 320, "q8_32": 352, "f32": 1024}
 
-_CLAIM_CHUNKS = 8  # of one column
+CLAIM_CHUNKS = 8  # of one column
 _TINY = np.float32(1e-30)  # 127 / x stays finite
 
 
@@ -122,13 +122,14 @@ def _record_f32(x: Any, out: Any, count: Any) -> None:
         store_f32x8(out, 4 * k, load_masked_f32x8(x, 4 * k, lanes_below(count - k)))
 
 
-_RECORDERS = {"q8_256": _record_q8_256, "q8_32": _record_q8_32, "f32": _record_f32}
+RECORDERS = {"q8_256": _record_q8_256, "q8_32": _record_q8_32, "f32": _record_f32}
+"""record(x, out, count): a record of `count` float32 (256, or fewer at the end of a row)."""
 
 
 @kernel_factory
 def quantizer(name: str) -> Kernel:
     """Turns rows of float32 into a panel; see `lower_linear.QuantizeArgs` for the arguments."""
-    record, record_bytes = _RECORDERS[name], RECORD_BYTES[name]
+    record, record_bytes = RECORDERS[name], RECORD_BYTES[name]
 
     @kernel
     def quantize(args: int, tid: int, n: int) -> None:
@@ -140,14 +141,14 @@ def quantizer(name: str) -> Kernel:
         else:
             columns = row_count(args, arg_i64(args, 4))
         chunks = (cols + CHUNK - 1) // CHUNK
-        pieces = (chunks + _CLAIM_CHUNKS - 1) // _CLAIM_CHUNKS
+        pieces = (chunks + CLAIM_CHUNKS - 1) // CLAIM_CHUNKS
         item = claim(args, 1)
         while item < columns * pieces:
-            column, first = item // pieces, item % pieces * _CLAIM_CHUNKS
+            column, first = item // pieces, item % pieces * CLAIM_CHUNKS
             row = column
             if gathered:
                 row = int(scalar_load_i32(gather, 4 * column))
-            for chunk in range(first, min(first + _CLAIM_CHUNKS, chunks)):
+            for chunk in range(first, min(first + CLAIM_CHUNKS, chunks)):
                 source = x + row * stride + chunk * (CHUNK * 4)
                 target = out + (chunk * columns + column) * record_bytes
                 record(source, target, min(CHUNK, cols - chunk * CHUNK))
@@ -163,6 +164,10 @@ class ActivationFormat:
     def bytes(self, n_rows: int, cols: int) -> int:
         """Size of a panel of `n_rows` columns of the matmul, each `cols` long."""
         return n_rows * -(-cols // CHUNK) * RECORD_BYTES[self.name]
+
+    @property
+    def is_quantized(self) -> bool:
+        return self.name != "f32"
 
     @property
     def quantize(self) -> Kernel:

@@ -39,6 +39,7 @@ from localllm.backends.cpu.simd import (
 # Words of the argument block.
 PANEL, PACKED, ROWS, COLS, OUT, OUT_STRIDE, ROW_KIND, BIAS = range(2, 10)
 SCRATCH, SCRATCH_BYTES, SEGMENTS, SEGMENT_START, SEGMENT_BYTES = range(10, 15)
+RESIDUAL, RESIDUAL_STRIDE = range(15, 17)
 
 _PANEL = 240  # columns at most
 _CLAIM_BYTES = 8192  # of weights, at least
@@ -57,7 +58,7 @@ def scratch_bytes(layout: Layout) -> int:
 
 @kernel_factory
 def multiplier(name: str) -> Kernel:
-    """out[column] = weights @ panel[column] + bias; see `lower_linear.MatmulArgs`."""
+    """out = panel @ weights.T + bias + residual; see `lower_linear.MatmulArgs`."""
     layout = LAYOUTS[name]
     few, many = _few_columns(layout), _many_columns(layout)
     block, block_bytes = layout.block, layout.block_bytes
@@ -144,22 +145,30 @@ def _segment(args: Any, segment: Any) -> Any:
 
 
 @inline
-def _finish(args: Any, sums: Any, column: Any, row_block: Any) -> None:
-    """Adds the bias to eight sums and stores those that are rows of the matrix."""
-    row = 8 * row_block
-    left = arg_i64(args, ROWS) - row
+def _finish(args: Any, sums: Any, column: Any, row_block: Any, count: Any) -> None:
+    """Adds bias and residual to one column's sums of `count` row blocks and stores them."""
+    row, left = 8 * row_block, arg_i64(args, ROWS) - 8 * row_block
     out = arg_i64(args, OUT) + (column * arg_i64(args, OUT_STRIDE) + row) * 4
-    bias = arg_i64(args, BIAS)
-    value = load_f32x8(sums, 0)
-    if left >= 8:
+    bias, residual = arg_i64(args, BIAS), arg_i64(args, RESIDUAL)
+    if bias:
+        bias += row * 4
+    if residual:
+        residual += (column * arg_i64(args, RESIDUAL_STRIDE) + row) * 4
+    whole = min(count, left // 8) * VECTOR
+    for at in range(0, whole, VECTOR):
+        value = load_f32x8(sums, at)
         if bias:
-            value += load_f32x8(bias, 4 * row)
-        store_f32x8(out, 0, value)
-    elif left > 0:
-        mask = lanes_below(left)
+            value += load_f32x8(bias, at)
+        if residual:
+            value += load_f32x8(residual, at)
+        store_f32x8(out, at, value)
+    if 0 < left < 8 * count and left % 8:
+        mask, value = lanes_below(left % 8), load_f32x8(sums, whole)
         if bias:
-            value += load_masked_f32x8(bias, 4 * row, mask)
-        store_masked_f32x8(out, 0, value, mask)
+            value += load_masked_f32x8(bias, whole, mask)
+        if residual:
+            value += load_masked_f32x8(residual, whole, mask)
+        store_masked_f32x8(out, whole, value, mask)
 
 
 def _few_columns(layout: Layout) -> Any:
@@ -199,7 +208,7 @@ def _few_columns(layout: Layout) -> Any:
                 else:
                     four(at, x, stride, sums, blocks)
                 for i in range(columns):
-                    _finish(args, sums + i * VECTOR, column + i, row_block)
+                    _finish(args, sums + i * VECTOR, column + i, row_block, 1)
                 column += columns
 
     return few
@@ -244,8 +253,6 @@ def _many_columns(layout: Layout) -> Any:
                 one(scratch, x, 0, out, count)
                 x, out, left = x + record, out + sum_bytes, left - 1
         for column in range(start, end):
-            for i in range(row_blocks):
-                at = sums + (column - start) * sum_bytes + i * VECTOR
-                _finish(args, at, column, first + i)
+            _finish(args, sums + (column - start) * sum_bytes, column, first, row_blocks)
 
     return many
