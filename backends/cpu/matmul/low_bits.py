@@ -156,14 +156,15 @@ class Q3K(WithSignedScales):
         for sub in range(16):
             scale = _six_bit_scale(source + 96, sub)
             put_six_bits(block + _SCALES3, _SIX_BITS, _scale_at(sub, row), scale)
-            unit = block + _QUANTS3 + (sub >> 1) * 96 + 4 * row
-            scalar_store_i32(unit, 32 * (sub & 1), _bit_pairs(source + 32, sub))
+        for pair in range(8):
+            unit = block + _QUANTS3 + pair * 96 + 4 * row
+            for half in range(2):
+                scalar_store_i32(unit, 32 * half, _bit_pairs(source + 32, 2 * pair + half))
             # The upper bits: k, 32 + k, ... 224 + k share byte k of 32.
-            word = scalar_load_u32(unit, 64)
-            for i in range(4):
-                bits = scalar_load_u32(source, (sub & 1) * 16 + 4 * i) >> (sub >> 1)
-                word |= (bits & 0x01010101) << (4 * (sub & 1) + i)
-            scalar_store_i32(unit, 64, word)
+            upper = 0
+            for i in range(8):
+                upper |= (scalar_load_u32(source, 4 * i) >> pair & 0x01010101) << i
+            scalar_store_i32(unit, 64, upper)
 
     @staticmethod
     @helper

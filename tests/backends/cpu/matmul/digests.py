@@ -10,8 +10,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from localllm.backends.cpu import target
+from localllm.backends.cpu.compiler import compile_kernels
 from localllm.gguf import TensorType
-from tests.backends.cpu.matmul.products import Matrix, extreme_weights, random_weights
+from tests.backends.cpu.matmul.products import Matrix, extreme_weights, kernels_of, random_weights
 
 KINDS = (
     TensorType.Q2_K,  # minima and scales in one byte
@@ -41,4 +42,5 @@ def digests(kinds: Sequence[TensorType] = KINDS) -> dict[str, str]:
 
 if __name__ == "__main__":
     target.use(sys.argv[1])
+    compile_kernels(kernels_of(KINDS), 2, lambda _: None)
     print(json.dumps(digests()))
