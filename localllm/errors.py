@@ -46,8 +46,10 @@ class ContextLengthError(RequestError):
 
     def __init__(self, prompt_tokens: int, context: int, *, param: str = "messages") -> None:
         super().__init__(
-            f"This prompt has {prompt_tokens} tokens and exceeds the context window of "
-            f"{context} tokens",
+            # Clients know this error by these words: "prompt is too long", "exceeds the context
+            # window".
+            f"This prompt is too long: with {prompt_tokens} tokens it exceeds the context window "
+            f"of {context} tokens",
             param=param,
             code="context_length_exceeded",
         )
