@@ -42,7 +42,7 @@ def norm(
     kind: Literal["rms", "layer"],
     group: int,
 ) -> FloatArray:
-    runs = x.reshape(len(x), -1, group)
+    runs = x.reshape(len(x), x.shape[1] // group, group)  # also of no rows at all
     if kind == "layer":
         runs = runs - runs.mean(axis=-1, keepdims=True)
     variance = np.square(runs).mean(axis=-1, keepdims=True)
@@ -94,7 +94,7 @@ def rope(x: FloatArray, positions: Int32Array, head_dim: int, table: RopeTable) 
     angles = positions[:, None].astype(np.float64) * table.inv_freq  # [rows, pairs]
     cos = (np.cos(angles) * table.scale).astype(np.float32)[:, None, :]
     sin = (np.sin(angles) * table.scale).astype(np.float32)[:, None, :]
-    heads = x.reshape(len(x), -1, head_dim)
+    heads = x.reshape(len(x), x.shape[1] // head_dim, head_dim)
     pairs = len(table.inv_freq)
     if table.interleaved:
         first, second = slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2)

@@ -87,6 +87,12 @@ ACTIVATIONS: dict[ActivationName, Callable[[float], float]] = {
 }
 
 
+def test_norm_of_no_rows() -> None:
+    """As in a step that only takes in a part of a prompt."""
+    nothing = np.zeros((0, 8), np.float32)
+    assert ops.norm(nothing, None, None, eps=1e-5, kind="rms", group=4).shape == (0, 8)
+
+
 @pytest.mark.parametrize("act", ACTIVATIONS)
 def test_activations(act: ActivationName) -> None:
     x = np.linspace(-9, 9, 40, dtype=np.float32).reshape(4, 10)
