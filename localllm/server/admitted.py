@@ -10,6 +10,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from localllm.server.auth import Tenant
 from localllm.server.gate import Gate
+from localllm.server.generation import TokenUsage
 from localllm.server.metrics import Metrics
 from localllm.server.service import Service
 from localllm.server.ticket import Patience, Ticket
@@ -31,9 +32,12 @@ class Admission:
         self._gate.enter(tenant)
         return Ticket(self._service.engine, tenant, self._metrics, self._patience)
 
-    def dismiss(self, ticket: Ticket, answered: bool) -> None:
+    def dismiss(self, ticket: Ticket, usage: TokenUsage | None, answered: bool) -> None:
+        """`usage` is None for a request that did not come as far."""
         self._gate.leave(ticket.tenant)
         ticket.close(answered)
+        if usage is not None:
+            self._metrics.answer(usage)
 
 
 class AdmittedRoute(APIRoute):
@@ -59,7 +63,7 @@ class AdmittedRoute(APIRoute):
         try:
             await super().handle(scope, receive, watch)
         finally:
-            admission.dismiss(ticket, answered)
+            admission.dismiss(ticket, scope["state"].get("usage"), answered)
 
 
 async def _ticket(request: Request) -> Ticket:

@@ -19,7 +19,7 @@ from localllm.server.ports import SequenceEngine
 from localllm.server.shown_tokens import ShownToken, ShownTokens
 from localllm.text.detokenizer import Detokenizer
 from localllm.text.tokenizer import Tokenizer
-from localllm.text.tools.events import Event, ParsedAnswer, joined
+from localllm.text.tools.events import CallBegins, CallEnds, Event, ParsedAnswer, joined
 
 FinishReason = Literal["stop", "length"]
 
@@ -50,6 +50,8 @@ class TokenUsage:
     completion_tokens: int = 0
     cached_tokens: int = 0
     reasoning_tokens: int = 0
+    calls: int = 0  # of tools
+    calls_cut: int = 0  # of these, without their end
     truncated_tokens: int = 0  # cut off from prompts on request; not part of `prompt_tokens`
 
 
@@ -236,8 +238,12 @@ class _SequenceReader:
         finish_reason: FinishReason | None,
     ) -> Delta:
         if self._parser is not None and finish_reason is not None:
-            self._events += self._parser.finish()
+            last = self._parser.finish()
+            self._events += last
+            if finish_reason == "length":
+                self._usage.calls_cut += sum(isinstance(event, CallEnds) for event in last)
         events, self._events = tuple(joined(self._events)), []
+        self._usage.calls += sum(isinstance(event, CallBegins) for event in events)
         shown: tuple[ShownToken, ...] = ()
         if self._shown is not None:
             cut = self._detokenizer.stopped_by is not None

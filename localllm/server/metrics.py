@@ -16,6 +16,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from localllm.engine.meter import SECOND_BOUNDS, TOKEN_BOUNDS, Tally
+from localllm.server.generation import TokenUsage
 from localllm.server.service import VERSION, Service
 
 _FIRST_TOKEN = (
@@ -64,6 +65,9 @@ class Metrics:
             "localllm:structured_outputs", "Answers under a grammar: true ones are whole", "valid"
         )
         self._tool_calls = counter("localllm:tool_calls", "Calls in answers", "parsed")
+        self._truncations = counter(
+            "localllm:context_truncations", "Requests whose prompt was cut, as they asked"
+        )
         self._success = counter(
             "vllm:request_success",
             "Sequences that ended, by how",
@@ -120,8 +124,11 @@ class Metrics:
     def structured_output(self, valid: bool) -> None:
         self._structured.labels(str(valid).lower()).inc()
 
-    def tool_calls(self, count: int, parsed: bool) -> None:
-        self._tool_calls.labels(str(parsed).lower()).inc(count)
+    def answer(self, usage: TokenUsage) -> None:
+        """What a request's answers held, once it has ended."""
+        self._tool_calls.labels("true").inc(usage.calls - usage.calls_cut)
+        self._tool_calls.labels("false").inc(usage.calls_cut)
+        self._truncations.inc(usage.truncated_tokens > 0)
 
     def text(self) -> bytes:
         """Prometheus's text format."""

@@ -30,8 +30,8 @@ class ServedModel:
         return Capabilities(
             chat=True,
             completion=True,
-            tools=self.template.supports_tools,
-            reasoning=False,
+            tools=True,  # in a generic format where the template knows none
+            reasoning=self.template.reasoning_format is not None,
             structured_outputs=True,
         )
 

@@ -39,6 +39,7 @@ class Ticket:
     ) -> None:
         self.tenant = tenant
         self.metrics = metrics
+        self.structured = False  # whether the request itself asks for a grammar
         self.arrived = time.monotonic()
         self._engine = engine
         self._instruments = metrics.of_class(tenant.traffic_class)
@@ -189,6 +190,8 @@ class _Watch(AsyncIterator[SequenceNews]):
         self.finished = reason
         instruments = self._instruments
         instruments.finished(reason)
+        if self._ticket.structured and reason in ("stop", "length"):
+            self._ticket.metrics.structured_output(valid=reason == "stop")
         if reason not in ("stop", "length") or self.first is None or self.last is None:
             return
         instruments.prompt_tokens(self.n_prompt)

@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from localllm.engine.messages import EngineStats
 from localllm.engine.meter import TOKEN_BOUNDS, Histogram
+from localllm.server.served_model import ServedModel
 from localllm.server.service import Service
 from tests.server.fakes import Exchange, FakeEngine, events_of
 
@@ -179,3 +180,31 @@ async def test_timings_stand_in_the_last_chunk(
     assert timings["predicted_per_second"] > 0
     whole = (await client.post(url, json={**body, "stream": False})).json()
     assert whole["timings"].keys() == TIMINGS
+
+
+TOOLS = [{"type": "function", "function": {"name": "now", "parameters": {"type": "object"}}}]
+CALL = '<tool_call>\n{"name": "now", "arguments": {"zone": "UTC"}}\n</tool_call>'
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_calls_structure_and_cut_prompts(
+    client: httpx.AsyncClient, engine: FakeEngine, gpt2: ServedModel, stream: bool
+) -> None:
+    engine.context = 2000
+    engine.say(CALL)
+    calls = {"messages": HELLO, "tools": TOOLS, "stream": stream}
+    assert (await client.post(CHAT, json={**calls, "n": 2})).status_code == 200
+    cut = len(gpt2.tokenizer.encode(CALL[:-25]))
+    assert (await client.post(CHAT, json={**calls, "max_tokens": cut})).status_code == 200
+    engine.say("{}")
+    structured = {"messages": HELLO, "response_format": {"type": "json_object"}, "stream": stream}
+    assert (await client.post(CHAT, json={**structured, "n": 3})).status_code == 200
+    assert (await client.post(CHAT, json={**structured, "max_tokens": 1})).status_code == 200
+    long = {"prompt": [5] * 90, "truncate_prompt_tokens": 4, "stream": stream}
+    assert (await client.post(COMPLETIONS, json=long)).status_code == 200
+    metrics = await scrape(client)
+    assert value(metrics["localllm:tool_calls"], "_total", parsed="true") == 2
+    assert value(metrics["localllm:tool_calls"], "_total", parsed="false") == 1
+    assert value(metrics["localllm:structured_outputs"], "_total", valid="true") == 3
+    assert value(metrics["localllm:structured_outputs"], "_total", valid="false") == 1
+    assert value(metrics["localllm:context_truncations"], "_total") == 1

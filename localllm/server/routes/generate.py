@@ -41,6 +41,7 @@ async def chat_completions(
     params = await service.off_loop(
         body.sampling_params, model.tokenizer.vocab_size, body.token_limit
     )
+    ticket.structured = params.grammar is not None
     prompt = await service.off_loop(prepare_chat, model.template, model.tokenizer, body, params)
     job = plan_job(
         prompt.ids,
@@ -68,6 +69,7 @@ async def completions(
         raise RequestError(f"n: more than {MAX_SEQUENCES} answers to one request", param="n")
     limit = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     params = await service.off_loop(body.sampling_params, model.tokenizer.vocab_size, limit)
+    ticket.structured = params.grammar is not None
     prompts = await service.off_loop(encode_prompts, model.tokenizer, body.prompts)
     jobs = [
         plan_job(prompt, params, service.context(), "prompt", body.truncate_prompt_tokens)
