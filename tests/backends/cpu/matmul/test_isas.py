@@ -38,19 +38,19 @@ def test_the_same_bits(isa: str) -> None:
         environment |= _BASELINE
     if isa == "vnni" and "avxvnni" in target.cpu_features():
         environment |= _AVXVNNI
-    assert printed_by("digests", isa, environment) == digests()
+    assert printed_by(environment, "digests", isa) == digests()
 
 
 def test_the_same_bits_where_weights_are_signed() -> None:
     """As of the isa dotprod, on any machine."""
     if target.current() == "dotprod":
         pytest.skip("this is the machine itself")
-    assert printed_by("emulated", "dotprod", dict(os.environ)) == digests(KINDS)
+    assert printed_by(dict(os.environ), "emulated") == digests(KINDS)
 
 
-def printed_by(module: str, isa: str, environment: dict[str, str]) -> Any:
+def printed_by(environment: dict[str, str], module: str, *arguments: str) -> Any:
     done = subprocess.run(
-        [sys.executable, "-m", f"tests.backends.cpu.matmul.{module}", isa],
+        [sys.executable, "-m", f"tests.backends.cpu.matmul.{module}", *arguments],
         cwd=ROOT,
         env=environment,
         capture_output=True,

@@ -50,11 +50,11 @@ def test_embedded_rows_are_the_files_numbers(kind: TensorType) -> None:
 @every_format
 def test_scales_at_the_ends_of_their_range(kind: TensorType) -> None:
     cols = 2 * step_of_k(kind)
-    raw = random_weights(kind, 7 * 8, cols).reshape(7, 8, cols // step_of_k(kind), -1)
+    raw = random_weights(kind, 7 * 8, cols)
+    blocks = raw.reshape(7, 8, cols // step_of_k(kind), -1)
     for at in scale_offsets(kind) if kind not in FLOATS else ():
         ends = np.array([65504, -65504, 6e-8, -6e-5, 0, np.inf, np.nan], np.float16)
-        raw[..., at : at + 2] = ends.view(np.uint8).reshape(7, 1, 1, 2)
-    raw = raw.reshape(56, -1)
+        blocks[..., at : at + 2] = ends.view(np.uint8).reshape(7, 1, 1, 2)
     with np.errstate(invalid="ignore"):
         expected = dequantize(raw, kind)
     found = embed(Matrix(kind, [raw], cols), np.arange(56, dtype=np.int32))
