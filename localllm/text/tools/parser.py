@@ -6,14 +6,8 @@ import re
 from collections.abc import Sequence
 
 from localllm.text.reasoning import ReasoningFormat, Thinking
-from localllm.text.tools.calls import (
-    Call,
-    CallIds,
-    NotACallError,
-    random_id,
-    read_arguments,
-    read_call,
-)
+from localllm.text.tools.call import CallIds, NotACallError, OpenCall, random_id
+from localllm.text.tools.calls import read_call
 from localllm.text.tools.events import Content, Event, Reasoning, joined
 from localllm.text.tools.formats import (
     AnyFormat,
@@ -22,6 +16,7 @@ from localllm.text.tools.formats import (
     TaggedCall,
     ToolFormat,
 )
+from localllm.text.tools.json_calls import read_arguments
 from localllm.text.tools.reader import Emit, Read, Reader
 from localllm.text.tools.schema import Tool
 
@@ -183,7 +178,7 @@ class OutputParser:
             before = ""
         reader.mark()
         names = self._tools if format.known_names else None
-        call = Call(self._n_calls, self._new_id, self._emit, reader, names)
+        call = OpenCall(self._n_calls, self._new_id, self._emit, reader, names)
         try:
             yield from reader.spaces()
             yield from read_call(format.body, reader, call, self._tools)
@@ -220,7 +215,7 @@ class OutputParser:
             yield from reader.accept(channels.starts)
 
     def _message_call(self, format: ChannelFormat, name: str) -> Read[None]:
-        call = Call(self._n_calls, self._new_id, self._emit, self._reader)
+        call = OpenCall(self._n_calls, self._new_id, self._emit, self._reader)
         self._n_calls += 1
         call.begin(name)
         yield from read_arguments(self._reader, call)

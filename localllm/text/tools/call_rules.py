@@ -1,0 +1,143 @@
+"""The rules of one call, by the form of its body."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from localllm.text.tools.formats import (
+    GEMMA_QUOTE,
+    Body,
+    GemmaCall,
+    JsonCall,
+    KeyedCall,
+    NamedCall,
+    PythonCall,
+    TaggedCall,
+)
+from localllm.text.tools.lark import Rules, quoted
+from localllm.text.tools.schema import Tool, is_text
+
+_KEY = r"/[^<>\"'=:,{}()\s]+/"
+_PYTHON_TEXT = r"/'([^'\\\n]|\\['\\nrt])*'/"
+
+
+def call_rule(body: Body, tool: Tool, rules: Rules, before: str, after: str) -> str:
+    """`before` and `after` are in one piece with what they touch: where two texts may come, none
+    may be the beginning of the other."""
+    literal, name = rules.words.literal, quoted(tool.name)
+    match body:
+        case JsonCall():
+            return _json_call(body, tool, rules, before, after)
+        case KeyedCall():
+            start = literal(f"{before}{{{name}: ")
+            return f"{start} {rules.json(tool.parameters)} {literal('}' + after)}"
+        case NamedCall(number_pattern=number):
+            start = f"{before}{body.before}{tool.name}"
+            if not number:
+                return _around(start + body.after, rules.json(tool.parameters), after, rules)
+            head = f"{literal(start)} /{number}/ {literal(body.after)}"
+            return f"{head} {rules.json(tool.parameters)} {literal(after)}"
+        case TaggedCall(loose=loose):
+            start = literal(before + body.name[0] + tool.name + body.name[1], loose=loose)
+            end = literal(body.end + after, loose=loose)
+            return f"{start} {_tagged_arguments(body, tool, rules)} {end}"
+        case PythonCall():
+            arguments = [
+                (f"{quoted(key + '=')} {_python_value(schema, rules)}", key in tool.required)
+                for key, schema in _arguments(tool)
+            ]
+            inner = rules.in_order(arguments, quoted(", "))
+            return _around(f"{before}{tool.name}(", inner, ")" + after, rules)
+        case GemmaCall():
+            value = _gemma_object(tool.parameters, rules)
+            return _around(f"{before}call:{tool.name}", value, after, rules)
+
+
+def _around(before: str, inner: str, after: str, rules: Rules) -> str:
+    return f"{rules.words.literal(before)} {inner} {rules.words.literal(after)}"
+
+
+def _json_call(body: JsonCall, tool: Tool, rules: Rules, before: str, after: str) -> str:
+    literal = rules.words.literal
+    id = f'/"{body.id_pattern}"/'
+    name = f"{quoted(body.name_key)}: {quoted(tool.name)}, {quoted(body.arguments_key)}: "
+    arguments = rules.json(tool.parameters)
+    if not body.id_key:
+        return _around(f"{before}{{{name}", arguments, "}" + after, rules)
+    if body.id_first:
+        start = literal(f"{before}{{{quoted(body.id_key)}: ")
+        return f"{start} {id} {literal(', ' + name)} {arguments} {literal('}' + after)}"
+    start = literal(f"{before}{{{name}")
+    return (
+        f"{start} {arguments} {literal(f', {quoted(body.id_key)}: ')} {id} {literal('}' + after)}"
+    )
+
+
+def _arguments(tool: Tool) -> list[tuple[str, Mapping[str, Any]]]:
+    return [(key, tool.argument(key)) for key in tool.properties]
+
+
+def _tagged_arguments(body: TaggedCall, tool: Tool, rules: Rules) -> str:
+    arguments = []
+    for key, schema in _arguments(tool):
+        as_text = is_text(schema) or not schema
+        end = body.text_key if as_text and body.text_key else body.key[1]
+        start = rules.words.literal(body.key[0] + key + end + body.value[0], loose=body.loose)
+        value = _tagged_value(body, schema, as_text, rules)
+        arguments.append((rules.rule(f"{start} {value}"), key in tool.required))
+    return rules.in_order(arguments, "")
+
+
+def _tagged_value(body: TaggedCall, schema: Mapping[str, Any], as_text: bool, rules: Rules) -> str:
+    close = body.value[1]
+    if not as_text:
+        return f"{rules.json(schema)} {rules.words.literal(close, loose=body.loose)}"
+    if options := schema.get("enum"):
+        choices = (rules.words.literal(option + close, loose=body.loose) for option in options)
+        return rules.rule(" | ".join(choices))
+    tail = close[len(close.rstrip()) :]
+    return f"{rules.text_until(close.rstrip())} {rules.words.literal(tail, loose=body.loose)}"
+
+
+def _python_value(schema: Mapping[str, Any], rules: Rules) -> str:
+    if is_text(schema) and not {"enum", "const", "pattern", "format"} & schema.keys():
+        return f"({_PYTHON_TEXT} | {rules.json({'type': 'string'})})"
+    return rules.json(schema)
+
+
+def _gemma_value(schema: Mapping[str, Any], rules: Rules) -> str:
+    kind = schema.get("type")
+    if is_text(schema):
+        quote = rules.words.literal(GEMMA_QUOTE)
+        if options := schema.get("enum"):
+            return "(" + " | ".join(f"{quote} {quoted(o)} {quote}" for o in options) + ")"
+        return f"{quote} {rules.text_until(GEMMA_QUOTE)}"
+    if kind == "object" and isinstance(schema.get("properties"), dict):
+        return _gemma_object(schema, rules)
+    if kind == "array" and isinstance(items := schema.get("items"), dict):
+        return _gemma_list(rules.rule(_gemma_value(items, rules)))
+    if kind in ("integer", "number", "boolean", "null"):
+        return rules.json(schema)
+    return rules.recursive(lambda value: _gemma_any(value, rules))
+
+
+def _gemma_any(value: str, rules: Rules) -> str:
+    text = f"{rules.words.literal(GEMMA_QUOTE)} {rules.text_until(GEMMA_QUOTE)}"
+    scalar = rules.json({"type": ["number", "boolean", "null"]})
+    pair = f'{_KEY} ":" {value}'
+    return f'{text} | {scalar} | "{{" ({pair} ("," {pair})*)? "}}" | {_gemma_list(value)}'
+
+
+def _gemma_list(item: str) -> str:
+    return f'"[" ({item} ("," {item})*)? "]"'
+
+
+def _gemma_object(schema: Mapping[str, Any], rules: Rules) -> str:
+    required = schema.get("required") or ()
+    members = [
+        (f"{quoted(key + ':')} {_gemma_value(member, rules)}", key in required)
+        for key, member in (schema.get("properties") or {}).items()
+        if isinstance(member, dict)
+    ]
+    return f'"{{" {rules.in_order(members, quoted(","))} "}}"'
