@@ -51,7 +51,7 @@ def answer_grammar(
         if source is None:
             after = (reasoning.closes,) if reasoning and thinking == Thinking.OPEN else ()
             return replace(content, after=after)
-    elif wanted and not (reasoning and thinking == Thinking.POSSIBLE):
+    elif wanted:
         source = call_grammar(wanted, tokenizer, reasoning, thinking)
     else:
         source = None
@@ -109,7 +109,8 @@ def call_grammar(
     rules = Rules(Words(tokenizer))
     tools = [_compilable(tool) for tool in calls.tools]
     if not calls.required:
-        return _free(calls, tools, rules)
+        may_think = reasoning if thinking == Thinking.POSSIBLE else None
+        return _free(calls, tools, rules, may_think)
     before = _think(calls.format, reasoning, thinking, rules)
     return rules.source(before + _calls_of(calls, tools, rules))
 
@@ -151,23 +152,50 @@ def _compilable(tool: Tool) -> Tool:
     return replace(tool, parameters=parameters)
 
 
-def _free(calls: Calls, tools: Sequence[Tool], rules: Rules) -> str | None:
-    """Any text, in which calls that begin go on as calls."""
+def _free(
+    calls: Calls, tools: Sequence[Tool], rules: Rules, thinking: ReasoningFormat | None
+) -> str | None:
+    """Any text, in which calls that begin go on as calls, perhaps with `thinking` before it."""
     format = calls.format
     if isinstance(format, ChannelFormat) or not (format.opens or format.begins):
         return None
     trigger = rules.words.parts(format.opens or format.begins)[0]
     if isinstance(trigger, int):
+        if thinking:
+            return None
         text = f"{rules.words.any_but([trigger])}*"
         head = f"{text} {token(trigger)}"
         begun = rules.words.text_of(trigger)
     else:
         text, begun = TEXT, trigger.rstrip()
-        head = rules.rule(f"/(?s:.*){pattern(begun)}/", "[lazy]")
+        head = rules.rule(_up_to(begun), "[lazy]")
     single = calls.single or not format.opens
     rest = _all_calls(format, tools, single, rules, begun)
     call = rules.rule(f"{head} {rest}")
-    return rules.source(f"{call} | {text}" if calls.single else f"{call}* {text}")
+    answer = f"({call} | {text})" if calls.single else f"{call}* {text}"
+    if not thinking:
+        return rules.source(answer)
+    thought = _thinking_as_text(thinking, rules)
+    if thought is None:
+        return None
+    # What begins with thinking is that and nothing else, even where a call is spoken of in it.
+    no_thought = f"~/\\s*{pattern(thinking.opens.strip())}(?s:.*)/"
+    first = rules.rule(rules.terminal(f"{_up_to(begun)} & {no_thought}"), "[lazy]")
+    plain = rules.terminal(f"{TEXT} & {no_thought}")
+    others = "" if calls.single else answer
+    return rules.source(f"{thought} {answer} | {first} {rest} {others} | {plain}")
+
+
+def _up_to(text: str) -> str:
+    return f"/(?s:.*){pattern(text)}/"
+
+
+def _thinking_as_text(reasoning: ReasoningFormat, rules: Rules) -> str | None:
+    """None where its marks are control tokens."""
+    opens, closes = reasoning.opens.strip(), reasoning.closes.strip()
+    if [rules.words.parts(mark) for mark in (opens, closes)] != [[opens], [closes]]:
+        return None
+    return rules.rule(f"/\\s*{pattern(opens)}(?s:.*){pattern(closes)}/", "[lazy]")
 
 
 def _all_calls(

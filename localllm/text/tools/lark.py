@@ -84,6 +84,11 @@ class Rules:
         self._rules.append(f"{name}{options}: {expression}")
         return name
 
+    def terminal(self, expression: str) -> str:
+        name = f"T{len(self._rules)}"
+        self._rules.append(f"{name}: {expression}")
+        return name
+
     def recursive(self, expression: Callable[[str], str]) -> str:
         """A rule whose expression may have its own name in it."""
         name = self.rule("")

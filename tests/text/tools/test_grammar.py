@@ -179,6 +179,25 @@ def test_a_call_that_begins_in_any_text_is_a_right_one(text: str, allowed: bool)
     assert accepts(grammar, subject, text) == allowed
 
 
+@pytest.mark.parametrize(
+    ("text", "allowed"),
+    [
+        ("Just text, no <think>.", True),
+        (f"Let me see.\n{CALL}\n{CALL}\nDone.", True),
+        (f"\n<think>\nA <tool_call> it is?\n</think>\n\nSo: {CALL}", True),
+        ("<think>\nHm.\n</think>\n\nNo.", True),
+        ("<think>\nHm.\n</think>\n\n<tool_call> is a tag.", False),
+        ("<tool_call> is a tag.", False),
+        (f"{CALL}\n<tool_call> is a tag.", False),
+    ],
+)
+def test_fault_08_calls_spoken_of_in_thinking_are_none(text: str, allowed: bool) -> None:
+    subject = tokenizer("gpt-2")
+    calls = Calls(HERMES, TOOLS, required=False)
+    grammar = call_grammar(calls, subject, THINK, Thinking.POSSIBLE)
+    assert accepts(grammar, subject, text) == allowed
+
+
 def test_no_second_call_where_one_is_wanted() -> None:
     subject = tokenizer("gpt-2")
     for required in (True, False):
