@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,10 @@ TOOLS: list[Any] = [
     {"type": "function", "function": {"name": "now", "parameters": {"properties": {}}}},
 ]
 WEATHER: Any = {"type": "function", "function": {"name": "weather"}}
+THINKER = (
+    "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}{% endfor %}"
+    "<|assistant|>{% if enable_thinking is not false %}<think>{% else %}<think></think>{% endif %}"
+)
 ASKED: Any = {"model": "x", "messages": HELLO, "tools": TOOLS, "max_tokens": 200}
 
 
@@ -43,9 +49,23 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
     """A random model, with more context than its file says: it spells the tools' definitions."""
     path = tmp_path_factory.mktemp("model") / "tiny.gguf"
     shutil.copy(TINY, path)
+    widen(path)
+    yield from client_of(path)
+
+
+@pytest.fixture(scope="module")
+def thinker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
+    """The same, with a template that begins the thinking."""
+    path = tmp_path_factory.mktemp("model") / "tiny.gguf"
+    command = [sys.executable, "-m", "gguf.scripts.gguf_new_metadata", "--chat-template", THINKER]
+    subprocess.run([*command, TINY, path], check=True, capture_output=True)
+    widen(path)
+    yield from client_of(path)
+
+
+def widen(path: Path) -> None:
     field = GGUFReader(path, "r+").fields["llama.context_length"]
     field.parts[field.data[0]][0] = 2048
-    yield from client_of(path)
 
 
 @pytest.fixture(scope="module", params=["smollm2", "gemma3"])
@@ -108,6 +128,57 @@ def test_fault_04_a_random_model_calls_nothing_where_none_is_wanted(tiny: openai
     answer = tiny.chat.completions.create(**{**ASKED, "tool_choice": "none", "max_tokens": 30})
     assert answer.choices[0].finish_reason != "tool_calls"
     assert answer.choices[0].message.tool_calls is None
+
+
+class TestThinking:
+    """With a budget: of its own a random model would not stop thinking."""
+
+    def test_fault_08_calls_come_after_thinking(self, thinker: openai.OpenAI) -> None:
+        asked = {**ASKED, "tool_choice": "required", "parallel_tool_calls": False, "seed": 4}
+        answer = thinker.chat.completions.create(**asked, extra_body={"thinking_budget": 20})
+        (choice,) = answer.choices
+        assert choice.finish_reason == "tool_calls"
+        assert choice.message.tool_calls is not None
+        (call,) = choice.message.tool_calls
+        assert call.type == "function"
+        check_call(call.function.name, call.function.arguments)
+        assert (choice.message.model_extra or {})["reasoning_content"]
+        assert 20 < self.reasoning_tokens(answer) <= 20 + len("\n</think>")
+
+    @pytest.mark.parametrize("budget", [0, 10])
+    def test_fault_08_a_schema_holds_after_thinking(
+        self, thinker: openai.OpenAI, budget: int
+    ) -> None:
+        schema = {"type": "object", "properties": {"x": {"type": "boolean"}}, "required": ["x"]}
+        schema["additionalProperties"] = False
+        answer = thinker.chat.completions.create(
+            model="x",
+            messages=HELLO,
+            max_tokens=200,
+            seed=5,
+            response_format={
+                "type": "json_schema",
+                "json_schema": {"name": "x", "schema": schema},
+            },
+            extra_body={"thinking_budget": budget},
+        )
+        assert json.loads(answer.choices[0].message.content or "").keys() == {"x"}
+        assert budget < self.reasoning_tokens(answer) <= budget + len("\n</think>")
+
+    def test_enable_thinking(self, thinker: openai.OpenAI) -> None:
+        answer = thinker.chat.completions.create(
+            model="x",
+            messages=HELLO,
+            max_tokens=20,
+            extra_body={"chat_template_kwargs": {"enable_thinking": False}},
+        )
+        assert "reasoning" not in (answer.choices[0].message.model_extra or {})
+        assert self.reasoning_tokens(answer) == 0
+
+    @staticmethod
+    def reasoning_tokens(answer: Any) -> int:
+        count: int = answer.usage.completion_tokens_details.reasoning_tokens
+        return count
 
 
 @pytest.mark.model
