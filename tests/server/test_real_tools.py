@@ -149,8 +149,8 @@ class TestThinking:
     def test_fault_08_a_schema_holds_after_thinking(
         self, thinker: openai.OpenAI, budget: int
     ) -> None:
-        schema = {"type": "object", "properties": {"x": {"type": "boolean"}}, "required": ["x"]}
-        schema["additionalProperties"] = False
+        schema: Any = {"type": "object", "properties": {"x": {"type": "boolean"}}}
+        schema |= {"required": ["x"], "additionalProperties": False}
         answer = thinker.chat.completions.create(
             model="x",
             messages=HELLO,
