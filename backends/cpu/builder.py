@@ -82,9 +82,13 @@ class Builder:
         reads: Sequence[Region] = (),
         writes: Sequence[Region],
         work: int = 0,
+        callees: Sequence[Kernel] = (),
     ) -> None:
-        """`work`: elements to compute for each token, for ops whose time that tells."""
-        self.plan.add(self._op, kernel, arguments, reads, writes, work)
+        """`work`: elements to compute for each token, for ops whose time that tells.
+
+        `callees`: kernels that `kernel` calls.
+        """
+        self.plan.add(self._op, kernel, arguments, reads, writes, work, callees)
 
     def operand(self, value: Value) -> Operand:
         return self._values[value.buffer].columns(value.offset, value.width)

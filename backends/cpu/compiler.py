@@ -1,8 +1,9 @@
 """Compiles the kernels that a plan needs, several at a time, each into the shared disk cache.
 
-Most of a kernel's compile time is Python (type inference), so threads would take turns: beside
-this process there are helper processes. A helper is told one kernel at a time on its standard
-input and answers with a line.
+Most of a kernel's compile time is Python (type inference), so threads would take turns: helper
+processes do it. A helper is told one kernel at a time on its standard input and answers with a
+line. This process compiles what they leave undone, and a few kernels if that is all there is: a
+compiler's memory is not given back, so one that is to serve had better not have been one.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def compile_kernels(
 
 
 class _Compilation:
-    """Kernels waiting to be compiled by this process and its helpers."""
+    """Kernels waiting to be compiled by helpers."""
 
     def __init__(self, kernels: Sequence[Kernel | Native], progress: ProgressFn) -> None:
         self._waiting: queue.SimpleQueue[Kernel | Native] = queue.SimpleQueue()
@@ -52,14 +53,14 @@ class _Compilation:
         self._lock = threading.Lock()
 
     def run(self, processes: int) -> None:
-        helpers = [threading.Thread(target=self._feed, daemon=True) for _ in range(processes - 1)]
+        helpers = [threading.Thread(target=self._feed, daemon=True) for _ in range(processes)]
         for helper in helpers:
             helper.start()
+        for helper in helpers:
+            helper.join()
         while kernel := self._next():
             kernel.compile()
             self._finish_one()
-        for helper in helpers:
-            helper.join()
 
     def _feed(self) -> None:
         """Runs one helper process until no kernel is left. What it fails at stays undone."""

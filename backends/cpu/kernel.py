@@ -157,6 +157,14 @@ class _Helper(CPUDispatcher):
     def __call__(self, *args: Any) -> Any:
         return self.py_func(*args)
 
+    def get_call_template(self, args: Any, kws: Any) -> Any:
+        """A 0 that a loop starts with is an int64 like those that follow, and no type of its own.
+
+        Else the function, and all that it calls, would be compiled once more for it.
+        """
+        plain = {name: types.unliteral(kind) for name, kind in kws.items()}
+        return super().get_call_template(tuple(map(types.unliteral, args)), plain)
+
 
 def helper(function: _F) -> _F:
     """Decorator for a function that kernels call; it is inlined or linked into each of them."""
@@ -266,6 +274,18 @@ def claim(_typing: Any, args: Any, chunk: Any) -> Any:
         )
 
     return types.int64(types.intp, chunk), generate
+
+
+@intrinsic
+def call_kernel(_typing: Any, code: Any, args: Any, tid: Any, nthreads: Any) -> Any:
+    """Calls a kernel's native code at address `code`."""
+
+    def generate(context: Any, builder: Any, _sig: Any, values: Any) -> Any:
+        function = ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * 3)
+        builder.call(builder.inttoptr(values[0], function.as_pointer()), list(values[1:]))
+        return context.get_dummy_value()
+
+    return types.void(types.intp, types.intp, types.intp, types.intp), generate
 
 
 @helper

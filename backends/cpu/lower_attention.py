@@ -68,7 +68,7 @@ def lower_attention(build: Builder, op: Attention) -> None:
         build.threads, build.limits.context, heads, layer.kv_heads, op.value_dim
     )
     parts.n_bytes = max(parts.n_bytes, parts_bytes)
-    sinks, _ = build.weights.vector(op.sinks)
+    sinks, tiles = build.weights.vector(op.sinks)[0], attention.tile_kernels()
     build.call(
         attention.attend,
         lambda: attention.AttendArgs(
@@ -92,9 +92,11 @@ def lower_attention(build: Builder, op: Attention) -> None:
             scratch_bytes=build.scratch_bytes,
             parts=parts.address,
             parts_bytes=parts.n_bytes,
+            **{name: kernel.address for name, kernel in tiles.items()},
         ),
         reads=[q.region, cached],
         writes=[out.region, whole(parts)],
+        callees=list(tiles.values()),
     )
 
 

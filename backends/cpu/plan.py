@@ -50,6 +50,7 @@ class Call:
     reads: tuple[Region, ...]
     writes: tuple[Region, ...]
     work: int = 0  # elements to compute for each token, if simply that is its work
+    callees: tuple[Kernel, ...] = ()  # kernels that this one calls by their addresses
 
 
 @dataclass
@@ -67,8 +68,10 @@ class Plan:
         reads: Sequence[Region],
         writes: Sequence[Region],
         work: int = 0,
+        callees: Sequence[Kernel] = (),
     ) -> None:
-        self.calls.append(Call(op, kernel, arguments, tuple(reads), tuple(writes), work))
+        call = Call(op, kernel, arguments, tuple(reads), tuple(writes), work, tuple(callees))
+        self.calls.append(call)
 
     def finish(self) -> None:
         self.workspace_bytes = _lay_out(self._lifetimes())
@@ -81,7 +84,7 @@ class Plan:
 
     def kernels(self) -> list[Kernel]:
         """Each kernel once, in order of first use."""
-        return list(dict.fromkeys(call.kernel for call in self.calls))
+        return list(dict.fromkeys(k for call in self.calls for k in (call.kernel, *call.callees)))
 
     def _lifetimes(self) -> list[tuple[Buffer, int, int]]:
         """Each buffer with the first and the last call that uses it, by first call."""

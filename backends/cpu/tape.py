@@ -18,7 +18,7 @@ from typing import Any
 import llvmlite.ir as ir
 from numba import types
 
-from localllm.backends.cpu.kernel import CACHE_LINE, arg_i64, helper, native
+from localllm.backends.cpu.kernel import CACHE_LINE, arg_i64, call_kernel, helper, native
 from localllm.backends.cpu.simd import atomic_add, intrinsic, load_acquire, pause, store_release
 from localllm.backends.cpu.simd.vector import I32, I64, call, pointer
 
@@ -40,16 +40,6 @@ _OUT = 1 << 32  # the gate's word: threads that went in + _OUT * threads that ca
 _SPINS = 400
 _YIELD = "SwitchToThread" if sys.platform == "win32" else "sched_yield"
 _CLOCK_MONOTONIC = 6 if sys.platform == "darwin" else 1
-
-
-@intrinsic
-def _call_kernel(typingctx: Any, code: Any, args: Any, tid: Any, n: Any) -> Any:
-    def build(context: Any, b: Any, sig: Any, values: Any) -> Any:
-        function = ir.FunctionType(ir.VoidType(), [I64, I64, I64])
-        b.call(b.inttoptr(values[0], function.as_pointer()), list(values[1:]))
-        return context.get_dummy_value()
-
-    return types.void(types.intp, types.intp, types.intp, types.intp), build
 
 
 @intrinsic
@@ -161,7 +151,7 @@ def _walk(control: int, tid: int) -> None:
                 done += 1
                 _wait_until_finished(sync + done * SYNC_BYTES + _GATE)
             if _enter(gate, tokens <= arg_i64(row, 3)):
-                _call_kernel(arg_i64(row, 0), arg_i64(row, 1), tid, n)
+                call_kernel(arg_i64(row, 0), arg_i64(row, 1), tid, n)
                 atomic_add(gate, 0, _OUT)
                 if stamps != 0 and _finished(gate):
                     _store_word(stamps, op * 8, _nanoseconds())

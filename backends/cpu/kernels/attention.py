@@ -22,6 +22,7 @@ from localllm.backends.cpu.kernel import (
     H_SEQ_LENS,
     H_SEQS,
     H_TABLE_BLOCKS,
+    Kernel,
     arg_f32,
     arg_i64,
     claim,
@@ -33,12 +34,15 @@ from localllm.backends.cpu.kernels.arguments import FIRST_WORD, Arguments
 from localllm.backends.cpu.kernels.attention_layout import STATE_BYTES, Span, Tile
 from localllm.backends.cpu.kernels.attention_rows import attend_tile, load_queries
 from localllm.backends.cpu.kernels.attention_tiles import (
+    CALL_WORDS,
     LANES,
     PARTITION,
     PARTITION_BLOCKS,
     SCORE_BYTES,
+    score_kernel,
     tile_shape,
     tile_vectors,
+    value_kernel,
 )
 from localllm.backends.cpu.kernels.kv import VALUE_COLUMNS, value_columns
 from localllm.backends.cpu.simd import scalar_load_i32
@@ -77,6 +81,24 @@ class AttendArgs(Arguments):
     scratch_bytes: int  # per thread: `scratch_bytes(...)`
     parts: int  # aligned to 64, `parts_bytes(...)` bytes for all threads; zero at first
     parts_bytes: int
+    score_f16: int  # addresses of `tile_kernels`
+    score_f32: int
+    values_f16: int
+    values_f32: int
+    vector_f16: int
+    vector_f32: int
+
+
+def tile_kernels() -> dict[str, Kernel]:
+    """What `attend` calls, by the fields of `AttendArgs` that take their addresses."""
+    return {
+        "score_f16": score_kernel("f16"),
+        "score_f32": score_kernel("f32"),
+        "values_f16": value_kernel("f16", True),
+        "values_f32": value_kernel("f32", True),
+        "vector_f16": value_kernel("f16", False),
+        "vector_f32": value_kernel("f32", False),
+    }
 
 
 def tile_rows(heads: int, kv_heads: int) -> int:
@@ -95,7 +117,7 @@ def scratch_bytes(heads: int, kv_heads: int, key_dim: int, value_dim: int) -> in
     part = 4 * value_columns(value_dim) + STATE_BYTES
     row = 4 * key_dim + SCORE_BYTES + 2 * part
     widened = 4 * LANES * tile_shape().vectors * max(key_dim, PARTITION)
-    needed = BLOCKS_BYTES + widened + row * tile_rows(heads, kv_heads)
+    needed = BLOCKS_BYTES + 8 * CALL_WORDS + widened + row * tile_rows(heads, kv_heads)
     return -(-needed // CACHE_LINE) * CACHE_LINE
 
 
@@ -131,7 +153,8 @@ def parts_bytes(nthreads: int, context: int, heads: int, kv_heads: int, value_di
     _SCRATCH_BYTES,
     _PARTS,
     _PARTS_BYTES,
-) = range(FIRST_WORD, FIRST_WORD + 20)
+    _CODE,
+) = range(FIRST_WORD, FIRST_WORD + 21)
 _NO_WINDOW = _MOST_TILES = 1 << 40
 
 
@@ -251,6 +274,8 @@ def _tile(args: int, tid: int, span: Span, kv_head: int) -> Tile:
         table_blocks=(span.position + span.queries - 1) // BLOCK_TOKENS + 1,
         cache=arg_i64(args, _CACHE) + kv_head * arg_i64(args, _HEAD_BYTES),
         block_bytes=arg_i64(args, _BLOCK_BYTES),
+        code=args + 8 * _CODE,
+        call=scores + rows * SCORE_BYTES + rows * key_dim * 4,
     )
     load_queries(tile, q, arg_i64(args, _Q_STRIDE) * 4, arg_f32(args, _SCALE))
     return tile

@@ -54,3 +54,5 @@ class Tile(NamedTuple):
     table_blocks: int  # blocks that the last query reaches
     cache: int  # of the KV head in block 0
     block_bytes: int
+    code: int  # int64: addresses of the tile kernels, in the order of `AttendArgs`
+    call: int  # int64 [CALL_WORDS], for their arguments

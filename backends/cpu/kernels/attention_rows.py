@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from localllm.backends.base import BLOCK_TOKENS
-from localllm.backends.cpu.kernel import helper, inlined
+from localllm.backends.cpu.kernel import call_kernel, helper, inlined
 from localllm.backends.cpu.kernels.attention_layout import HIGH, LOW, STATE_BYTES, Span, Tile
 from localllm.backends.cpu.kernels.attention_softmax import (
     LOG2_E,
@@ -17,15 +17,9 @@ from localllm.backends.cpu.kernels.attention_tiles import (
     PARTITION,
     PARTITION_BLOCKS,
     SCORE_BYTES,
-    add_values_f16,
-    add_values_f32,
-    add_vector_f16,
-    add_vector_f32,
     few_rows,
     most_rows,
     row_step,
-    score_rows_f16,
-    score_rows_f32,
     tile_vectors,
 )
 from localllm.backends.cpu.kernels.kv import F16_BYTES
@@ -45,6 +39,7 @@ from localllm.backends.cpu.simd import (
 )
 
 _VECTOR_BYTES = 4 * LANES
+_SCORE_F16, _SCORE_F32, _VALUES_F16, _VALUES_F32, _VECTOR_F16, _VECTOR_F32 = range(6)  # Tile.code
 
 
 @helper
@@ -137,9 +132,9 @@ def _score_blocks(tile: Tile, base: int, block: int) -> None:
         to = tile.scores + row * SCORE_BYTES + block * BLOCK_TOKENS * 4
         height = _tile_height(end - row, wide)
         if wide and height >= row_step():
-            score_rows_f32(height, tile.widened_blocks, tile.key_dim, q, to, 0)
+            _score(tile, _SCORE_F32, height, tile.widened_blocks, q, to, 0)
         else:
-            score_rows_f16(height, keys, tile.key_dim, q, to, ahead)
+            _score(tile, _SCORE_F16, height, keys, q, to, ahead)
         row += height
 
 
@@ -218,14 +213,9 @@ def _add_widened_values(
     tile: Tile, row: int, height: int, column_bytes: int, vectors: int, to: int, low: int, high: int
 ) -> None:
     """Positions low..high of `height` rows."""
-    if low >= high:
-        return
-    sums, weights = to + row * tile.part_bytes + column_bytes, tile.scores + row * SCORE_BYTES
-    step, blocks, row_bytes = tile.part_bytes, tile.widened_blocks, vectors * _VECTOR_BYTES
-    if vectors == 1:
-        add_vector_f32(height, sums, step, weights, low, high, blocks, 0, row_bytes, 0)
-    else:
-        add_values_f32(height, sums, step, weights, low, high, blocks, 0, row_bytes, 0)
+    code = _VECTOR_F32 if vectors == 1 else _VALUES_F32
+    row_bytes, blocks = vectors * _VECTOR_BYTES, tile.widened_blocks
+    _add(tile, code, row, height, column_bytes, to, low, high, blocks, 0, row_bytes, 0)
 
 
 @helper
@@ -233,13 +223,48 @@ def _add_values(
     tile: Tile, row: int, height: int, column_bytes: int, vectors: int, to: int, low: int, high: int
 ) -> None:
     """Positions low..high of `height` rows."""
+    code = _VECTOR_F16 if vectors == 1 else _VALUES_F16
+    value_bytes, blocks = (tile.part_bytes - STATE_BYTES) // 2, tile.blocks
+    offset, ahead = tile.key_dim * BLOCK_TOKENS * F16_BYTES + column_bytes // 2, column_bytes * 8
+    _add(tile, code, row, height, column_bytes, to, low, high, blocks, offset, value_bytes, ahead)
+
+
+@helper
+def _score(tile: Tile, code: int, height: int, keys: int, q: int, to: int, ahead: int) -> None:
+    """Calls a `score_kernel`."""
+    scalar_store_i64(tile.call, 0, keys)
+    scalar_store_i64(tile.call, 8, tile.key_dim)
+    scalar_store_i64(tile.call, 16, q)
+    scalar_store_i64(tile.call, 24, to)
+    scalar_store_i64(tile.call, 32, ahead)
+    call_kernel(scalar_load_i64(tile.code, 8 * code), tile.call, height, 0)
+
+
+@helper
+def _add(
+    tile: Tile,
+    code: int,
+    row: int,
+    height: int,
+    column_bytes: int,
+    to: int,
+    low: int,
+    high: int,
+    blocks: int,
+    offset: int,
+    value_bytes: int,
+    ahead: int,
+) -> None:
+    """Calls a `value_kernel`, unless there are no positions."""
     if low >= high:
         return
-    sums, weights = to + row * tile.part_bytes + column_bytes, tile.scores + row * SCORE_BYTES
-    step, value_bytes = tile.part_bytes, (tile.part_bytes - STATE_BYTES) // 2
-    offset, ahead = tile.key_dim * BLOCK_TOKENS * F16_BYTES + column_bytes // 2, column_bytes * 8
-    blocks = tile.blocks
-    if vectors == 1:
-        add_vector_f16(height, sums, step, weights, low, high, blocks, offset, value_bytes, ahead)
-    else:
-        add_values_f16(height, sums, step, weights, low, high, blocks, offset, value_bytes, ahead)
+    scalar_store_i64(tile.call, 0, to + row * tile.part_bytes + column_bytes)
+    scalar_store_i64(tile.call, 8, tile.part_bytes)
+    scalar_store_i64(tile.call, 16, tile.scores + row * SCORE_BYTES)
+    scalar_store_i64(tile.call, 24, low)
+    scalar_store_i64(tile.call, 32, high)
+    scalar_store_i64(tile.call, 40, blocks)
+    scalar_store_i64(tile.call, 48, offset)
+    scalar_store_i64(tile.call, 56, value_bytes)
+    scalar_store_i64(tile.call, 64, ahead)
+    call_kernel(scalar_load_i64(tile.code, 8 * code), tile.call, height, 0)

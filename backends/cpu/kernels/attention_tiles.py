@@ -4,6 +4,9 @@ They are built as LLVM IR, one function for each size of a tile, so that their s
 registers and compiling them costs no type inference. A vector is 16 float32, one register of
 AVX-512 or two of AVX2. Every sum is one chain of fused multiply-adds in rising order, whose bits
 do not depend on what else is in the tile.
+
+Each loop is a kernel of its own that `attend` calls by its address: part of `attend`, all these
+functions would be compiled again for each of the functions that the call is nested in.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from numba import types
 
 from localllm.backends.base import BLOCK_TOKENS
 from localllm.backends.cpu import target
+from localllm.backends.cpu.kernel import Kernel, arg_i64, kernel, kernel_factory
 from localllm.backends.cpu.simd import intrinsic
 from localllm.backends.cpu.simd.convert import f16_bits_to_f32
 from localllm.backends.cpu.simd.vector import (
@@ -175,9 +179,49 @@ def _add_values(element: str, wide: bool) -> Any:
     return add_values
 
 
-score_rows_f16, score_rows_f32 = _score_rows("f16"), _score_rows("f32")
-add_values_f16, add_values_f32 = _add_values("f16", wide=True), _add_values("f32", wide=True)
-add_vector_f16, add_vector_f32 = _add_values("f16", wide=False), _add_values("f32", wide=False)
+@kernel_factory
+def score_kernel(element: str) -> Kernel:
+    """Called with words 0.. for the arguments of `score_rows` after the first, and with `rows`."""
+    score_rows = _score_rows(element)
+
+    @kernel
+    def run(words: int, rows: int, _n: int) -> None:
+        score_rows(
+            rows,
+            arg_i64(words, 0),
+            arg_i64(words, 1),
+            arg_i64(words, 2),
+            arg_i64(words, 3),
+            arg_i64(words, 4),
+        )
+
+    return run
+
+
+@kernel_factory
+def value_kernel(element: str, wide: bool) -> Kernel:
+    """Called with words 0.. for the arguments of `add_values` after the first, and with `rows`."""
+    add_values = _add_values(element, wide)
+
+    @kernel
+    def run(words: int, rows: int, _n: int) -> None:
+        add_values(
+            rows,
+            arg_i64(words, 0),
+            arg_i64(words, 1),
+            arg_i64(words, 2),
+            arg_i64(words, 3),
+            arg_i64(words, 4),
+            arg_i64(words, 5),
+            arg_i64(words, 6),
+            arg_i64(words, 7),
+            arg_i64(words, 8),
+        )
+
+    return run
+
+
+CALL_WORDS = 9  # at most
 
 
 def _heights(element: str) -> range:

@@ -15,6 +15,7 @@ from localllm.backends.cpu.kernels.attention import (
     attend,
     parts_bytes,
     scratch_bytes,
+    tile_kernels,
 )
 from localllm.backends.program import KVGroup, KVLayer
 from tests.backends.cpu.kernels.harness import Header, address, aligned, run
@@ -151,6 +152,7 @@ class Paged:
             scratch_bytes=len(scratch) // threads,
             parts=address(shared),
             parts_bytes=parts,
+            **{name: kernel.address for name, kernel in tile_kernels().items()},
         )
         for _ in range(2):  # the second call finds the counters as the first left them
             run(attend, words, header, threads)
