@@ -15,7 +15,6 @@ from localllm.gguf import TensorType
 from tests.backends.cpu.matmul.products import Matrix, extreme_weights, kernels_of, random_weights
 
 KINDS = (
-    TensorType.Q2_K,  # minima and scales in one byte
     TensorType.Q3_K,  # six-bit scales that are pairs too
     TensorType.Q8_0,  # whole bytes
     TensorType.IQ4_XS,  # whole bytes from a table, with scales
