@@ -69,7 +69,7 @@ class Restriction:
             if self.error is not None:
                 row.fill(0)
                 return
-            if not grammar.may_end:
+            if len(self._stops[0]) and not grammar.may_end:
                 clear_bits(row, self._stops)
         else:
             row.fill(_ALL)

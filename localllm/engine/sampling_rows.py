@@ -47,6 +47,7 @@ class SamplingRows:
         self._arrays.index = np.fromiter(generated, np.uint32, len(rows))
         if self._histories:
             self._add_histories(rows)
+        self._active = []
         if self._restricted:
             self._add_masks()
         return self._arrays
@@ -57,7 +58,6 @@ class SamplingRows:
             restriction.fill(mask)
 
     def _add_masks(self) -> None:
-        self._active = []
         self._arrays.mask_rows = np.full(len(self._rows), -1, np.int32)
         for row, restriction in self._restricted:
             if restriction.active:

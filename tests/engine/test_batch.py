@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from array import array
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,9 +13,11 @@ from localllm.backends.base import BLOCK_TOKENS, StepLimits
 from localllm.engine.batch import BatchBuilder
 from localllm.engine.kv_manager import SequenceBlocks
 from localllm.engine.messages import Submit
+from localllm.engine.restrictions import Restriction
 from localllm.engine.sampling_rows import SamplingRows
 from localllm.engine.sequence import Chunk, Plan, Sequence
 from localllm.sampling_params import SamplingParams
+from tests.engine.fakes import WORDS, fake_vocabulary
 
 LIMITS = StepLimits(tokens=128, seqs=8, logit_rows=32, context=160)
 
@@ -123,6 +126,28 @@ def test_only_rows_with_penalties_have_a_history() -> None:
     rows.arrays([plain])
     penalised.tokens.append(5)
     assert history() == ([0, 0, 3], [5, 6, 8], [1, 1, 2])
+
+
+def test_only_rows_that_are_restricted_now_have_a_mask() -> None:
+    rows = SamplingRows(2)
+    plain, ends = sequence((5,), SamplingParams(seed=1)), sequence((6,), SamplingParams(seed=1))
+    words = sequence((7,), SamplingParams(bad_words=("a",), seed=1))
+    request = replace(ends.request, params=SamplingParams(min_tokens=1), eos_ids=frozenset([0]))
+    ends.restriction = Restriction(request, fake_vocabulary(), None)
+    words.restriction = Restriction(words.request, fake_vocabulary(), None)
+    arrays = rows.arrays([plain, ends, None, words])
+    assert arrays.mask_rows.tolist() == [-1, 0, -1, 1]
+    rows.fill_masks()
+    masks = arrays.masks.reshape(2, 2)
+    assert np.unpackbits(masks[0].view(np.uint8), bitorder="little")[:3].tolist() == [0, 1, 1]
+    a = WORDS.index("a")
+    assert np.unpackbits(masks[1].view(np.uint8), bitorder="little")[[0, a]].tolist() == [1, 0]
+    ends.restriction.take(9)
+    assert rows.arrays([plain, ends, None, words]).mask_rows.tolist() == [-1, -1, -1, 0]
+    before = arrays.masks.copy()
+    assert rows.arrays([plain]).masks.size == 0
+    rows.fill_masks()  # of nobody
+    assert (arrays.masks == before).all()
 
 
 def test_rows_for_logits_alone_are_greedy_and_have_no_penalties() -> None:
