@@ -10,6 +10,7 @@ from pathlib import Path
 
 from localllm.errors import RequestError
 
+MOST_THREADS = 256  # where there are fewer cores
 LEAST_CTX_SIZE = 16  # tokens: one block of the KV cache
 
 
@@ -35,6 +36,12 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise RequestError(f"{name} must be at least 1, not {value}", param=name)
+        if self.threads is not None and self.threads > (
+            most := max(MOST_THREADS, os.cpu_count() or 1)
+        ):
+            raise RequestError(
+                f"threads must be at most {most}, not {self.threads}", param="threads"
+            )
         if self.ctx_size is not None and self.ctx_size < LEAST_CTX_SIZE:
             raise RequestError(
                 f"ctx_size must be at least {LEAST_CTX_SIZE}, not {self.ctx_size}", param="ctx_size"

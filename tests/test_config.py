@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from localllm.backends.base import BLOCK_TOKENS
-from localllm.config import LEAST_CTX_SIZE, EngineConfig, parse_size
+from localllm.config import (
+    LEAST_CTX_SIZE,
+    MOST_THREADS,
+    EngineConfig,
+    HttpConfig,
+    config_hash,
+    parse_size,
+)
 from localllm.errors import RequestError
 
 
@@ -49,3 +57,28 @@ def test_a_context_smaller_than_a_block_is_refused(size: int) -> None:
         EngineConfig(model=Path("m.gguf"), ctx_size=size)
     assert caught.value.param == "ctx_size"
     assert EngineConfig(model=Path("m.gguf"), ctx_size=LEAST_CTX_SIZE).ctx_size == BLOCK_TOKENS
+
+
+def test_threads_without_measure_are_refused() -> None:
+    most = max(MOST_THREADS, os.cpu_count() or 1)
+    assert EngineConfig(model=Path("m.gguf"), threads=most).threads == most
+    with pytest.raises(RequestError, match=f"threads must be at most {most}") as caught:
+        EngineConfig(model=Path("m.gguf"), threads=10**6)
+    assert caught.value.param == "threads"
+
+
+@pytest.mark.parametrize("name", ["queue_timeout", "request_timeout", "max_body_size"])
+def test_limits_of_nothing_are_refused_by_name(name: str) -> None:
+    with pytest.raises(RequestError, match=f"{name} must be more than 0, not 0") as caught:
+        HttpConfig(**{name: 0})  # type: ignore[arg-type]
+    assert caught.value.param == name
+
+
+def test_what_tells_engines_apart() -> None:
+    one = EngineConfig(model=Path("/a/m.gguf"))
+    assert config_hash(one) == config_hash(EngineConfig(model=Path("/b/m.gguf")))
+    assert config_hash(one) != config_hash(EngineConfig(model=Path("/a/m.gguf"), threads=2))
+    with pytest.raises(RequestError, match="max_queue must be 0 or more"):
+        HttpConfig(max_queue=-1)
+    with pytest.raises(RequestError, match="go together"):
+        HttpConfig(ssl_keyfile=Path("key.pem"))

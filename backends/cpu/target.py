@@ -21,7 +21,7 @@ from functools import lru_cache
 from llvmlite import binding as llvm
 from numba import config
 
-from localllm.errors import LocalLLMError
+from localllm.errors import LocalLLMError, RequestError
 
 ISAS = (
     "avx512",
@@ -87,7 +87,7 @@ def resolve(isa: str) -> str:
     if isa == "auto":
         return next(name for name in ISAS if not _missing(name, features))
     if isa not in ISAS:
-        raise LocalLLMError(f"unknown isa {isa!r}: choose auto, {', '.join(ISAS)}")
+        raise RequestError(f"unknown isa {isa!r}: choose auto, {', '.join(ISAS)}", param="isa")
     if missing := _missing(isa, features):
         raise LocalLLMError(f"isa {isa} needs {' and '.join(missing)}, which this CPU lacks")
     return isa

@@ -14,7 +14,7 @@ from typing import Annotated, Final
 
 import typer
 
-from localllm.config import parse_size
+from localllm.config import LEAST_CTX_SIZE, parse_size
 from localllm.errors import LocalLLMError, RequestError
 
 INTERRUPTED: Final = 130  # 128 + SIGINT, as shells report it
@@ -68,7 +68,7 @@ ContextSize = Annotated[
     int | None,
     typer.Option(
         "--ctx-size",
-        min=1,
+        min=LEAST_CTX_SIZE,
         metavar="TOKENS",
         help="Most tokens of one conversation, prompt and answer. "
         "Default: as many as the model was trained for and memory holds.",
@@ -121,6 +121,14 @@ def find_model(model: str | None) -> Path:
         return path
     if path.is_dir():
         raise LocalLLMError(f"{model} is a folder; name the .gguf file in it")
+    if path.exists():
+        raise LocalLLMError(f"{model} is {_kind(path)}; a model is a regular file")
     if _HUB_NAME.fullmatch(model):
         return hub.pull(model)
     raise LocalLLMError(f"There is no file {model}")
+
+
+def _kind(path: Path) -> str:
+    """What stands in a file's place."""
+    kinds = {"a named pipe": path.is_fifo, "a socket": path.is_socket}
+    return next((kind for kind, is_one in kinds.items() if is_one()), "a device")

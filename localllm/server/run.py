@@ -20,6 +20,7 @@ from localllm.server.service import Service
 
 logger = logging.getLogger("localllm.server")
 
+_KEEP_ALIVE_SECONDS = 75  # longer than clients keep idle connections, or both end them at once
 _ABORT_SECONDS = 2  # for open connections to take their error, once the drain is over
 
 
@@ -41,6 +42,7 @@ async def serve(
         access_log=False,
         server_header=False,
         ws="none",
+        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=_ABORT_SECONDS,
         ssl_certfile=http.ssl_certfile,
         ssl_keyfile=http.ssl_keyfile,

@@ -67,6 +67,7 @@ def test_every_option_is_explained(command: str) -> None:
     [
         ("serve", "--port", "70000"),
         ("serve", "--backend", "abacus"),
+        ("serve", "--ctx-size", "15"),
         ("serve", "--kv-cache-memory", "much"),
         ("bench",),
         ("conjure",),

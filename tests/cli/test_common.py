@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -98,3 +99,12 @@ def test_an_interrupt_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:
         raise KeyboardInterrupt
     assert ended.value.exit_code == 130
     assert capsys.readouterr().err == ""
+
+
+def test_what_is_no_regular_file_is_named(tmp_path: Path) -> None:
+    pipe = tmp_path / "model.gguf"
+    os.mkfifo(pipe)
+    with pytest.raises(LocalLLMError, match="is a named pipe; a model is a regular file"):
+        find_model(str(pipe))
+    with pytest.raises(LocalLLMError, match="/dev/null is a device"):
+        find_model("/dev/null")
