@@ -16,7 +16,7 @@ from localllm.text.tools.formats import (
     TaggedCall,
 )
 from localllm.text.tools.lark import Rules, quoted
-from localllm.text.tools.schema import Tool, is_text
+from localllm.text.tools.schema import Tool, is_text, may_be_text, texts_in
 
 _KEY = r"/[^<>\"'=:,{}()\s]+/"
 _PYTHON_TEXT = r"/'([^'\\\n]|\\['\\nrt])*'/"
@@ -48,9 +48,14 @@ def call_rule(body: Body, tool: Tool, rules: Rules, before: str, after: str) -> 
                 for key, schema in _arguments(tool)
             ]
             inner = rules.in_order(arguments, quoted(", "))
+            if tool.takes_anything and not arguments:
+                pair = f'{_KEY} "=" {rules.json({})}'
+                inner = f'({pair} (", " {pair})*)?'
             return _around(f"{before}{tool.name}(", inner, ")" + after, rules)
         case GemmaCall():
             value = _gemma_object(tool.parameters, rules)
+            if tool.takes_anything and not tool.properties:
+                value = rules.recursive(lambda value: _gemma_any(value, rules))
             return _around(f"{before}call:{tool.name}", value, after, rules)
 
 
@@ -81,19 +86,24 @@ def _arguments(tool: Tool) -> list[tuple[str, Mapping[str, Any]]]:
 def _tagged_arguments(body: TaggedCall, tool: Tool, rules: Rules) -> str:
     arguments = []
     for key, schema in _arguments(tool):
-        as_text = is_text(schema) or not schema
+        as_text = may_be_text(schema)
         end = body.text_key if as_text and body.text_key else body.key[1]
         start = rules.words.literal(body.key[0] + key + end + body.value[0], loose=body.loose)
         value = _tagged_value(body, schema, as_text, rules)
         arguments.append((rules.rule(f"{start} {value}"), key in tool.required))
-    return rules.in_order(arguments, "")
+    known = rules.in_order(arguments, "")
+    if not tool.takes_anything:
+        return known
+    literal = rules.words.literal
+    key = f"{literal(body.key[0])} {_KEY} {literal(body.key[1] + body.value[0])}"
+    return f"{known} ({key} {_tagged_value(body, {}, True, rules)})*"
 
 
 def _tagged_value(body: TaggedCall, schema: Mapping[str, Any], as_text: bool, rules: Rules) -> str:
     close = body.value[1]
     if not as_text:
         return f"{rules.json(schema)} {rules.words.literal(close, loose=body.loose)}"
-    if options := schema.get("enum"):
+    if options := texts_in(schema):
         choices = (rules.words.literal(option + close, loose=body.loose) for option in options)
         return rules.rule(" | ".join(choices))
     tail = close[len(close.rstrip()) :]
@@ -110,7 +120,7 @@ def _gemma_value(schema: Mapping[str, Any], rules: Rules) -> str:
     kind = schema.get("type")
     if is_text(schema):
         quote = rules.words.literal(GEMMA_QUOTE)
-        if options := schema.get("enum"):
+        if options := texts_in(schema):
             return "(" + " | ".join(f"{quote} {quoted(o)} {quote}" for o in options) + ")"
         return f"{quote} {rules.text_until(GEMMA_QUOTE)}"
     if kind == "object" and isinstance(schema.get("properties"), dict):

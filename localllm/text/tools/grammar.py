@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
 
 from localllm.errors import RequestError
 from localllm.grammar import GrammarSpec
@@ -139,17 +141,31 @@ def _think(
 
 
 def _compilable(tool: Tool) -> Tool:
-    """The tool, with any object as its arguments where nothing else can be enforced."""
-    parameters = dict(tool.parameters)
+    """The tool, with anything as an argument, or any arguments, where no more can be enforced."""
+    parameters = {**tool.parameters, "type": "object"}
     if isinstance(parameters.get("properties"), dict):
         parameters.setdefault("additionalProperties", False)
-    parameters["type"] = "object"
-    rules = [f"start: %json {json.dumps(parameters | {'x-guidance': {'lenient': True}})}"]
+    if _compiles(parameters):
+        return replace(tool, parameters=parameters)
+    arguments = {key: tool.argument(key) for key in tool.properties}
+    loose: dict[str, Any] = {
+        "type": "object",
+        "properties": {k: schema if _compiles(schema) else {} for k, schema in arguments.items()},
+        "required": sorted(tool.required & arguments.keys()),
+    }
+    return replace(tool, parameters=loose if _compiles(loose) else {"type": "object"})
+
+
+def _compiles(schema: Mapping[str, Any]) -> bool:
+    return _source_compiles(json.dumps({**schema, "x-guidance": {"lenient": True}}))
+
+
+@lru_cache(1024)
+def _source_compiles(schema: str) -> bool:
+    """The same tools come with every request of a program."""
     from llguidance import LLMatcher
 
-    if compile_problem(LLMatcher.grammar_from_lark("\n".join(rules))):
-        parameters = {"type": "object"}
-    return replace(tool, parameters=parameters)
+    return not compile_problem(LLMatcher.grammar_from_lark(f"start: %json {schema}"))
 
 
 def _free(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -11,6 +10,7 @@ from localllm.errors import RequestError
 
 _NAMES = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.")
 _MAX_NAME = 256
+_NOTHING: Mapping[str, Any] = {"type": "object", "properties": {}}
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Tool:
         function = definition.get("function")
         if definition.get("type", "function") != "function" or not isinstance(function, Mapping):
             raise RequestError(f"{where}: only tools of type 'function' are known", param=where)
-        name, parameters = function.get("name"), function.get("parameters") or {}
+        name, parameters = function.get("name"), function.get("parameters") or _NOTHING
         if not isinstance(name, str) or not name or len(name) > _MAX_NAME or set(name) - _NAMES:
             raise RequestError(
                 f"{where}.function.name must be letters, digits, _, - and dots, not {name!r}",
@@ -40,6 +40,12 @@ class Tool:
     def properties(self) -> Mapping[str, Any]:
         properties = self.parameters.get("properties")
         return properties if isinstance(properties, Mapping) else {}
+
+    @property
+    def takes_anything(self) -> bool:
+        """Whether the arguments may have any names."""
+        said = self.parameters.keys() & {"properties", "additionalProperties"}
+        return not said or self.parameters.get("additionalProperties") is True
 
     @property
     def required(self) -> frozenset[str]:
@@ -69,9 +75,19 @@ def is_text(schema: Mapping[str, Any]) -> bool:
 
 
 def may_be_text(schema: Mapping[str, Any]) -> bool:
-    """Whether a value that is no other JSON is taken as a string."""
+    """Whether a value that is no other JSON may be a string."""
     kinds = schema.get("type")
-    return kinds is None or kinds == "string" or (isinstance(kinds, list) and "string" in kinds)
+    if kinds is None:
+        return "enum" not in schema or is_text(schema)
+    return kinds == "string" or (isinstance(kinds, list) and "string" in kinds)
+
+
+def texts_in(schema: Mapping[str, Any]) -> list[str]:
+    """The texts that are allowed, where only some are."""
+    options = schema.get("enum")
+    if isinstance(options, list):
+        return [option for option in options if isinstance(option, str)]
+    return [schema["const"]] if isinstance(schema.get("const"), str) else []
 
 
 def tools_of(definitions: Sequence[Mapping[str, Any]]) -> tuple[Tool, ...]:
@@ -82,7 +98,3 @@ def tools_of(definitions: Sequence[Mapping[str, Any]]) -> tuple[Tool, ...]:
         if names.count(name) > 1:
             raise RequestError(f"tools: there are two tools named {name!r}", param="tools")
     return tools
-
-
-def compact(schema: Mapping[str, Any]) -> str:
-    return json.dumps(schema, ensure_ascii=False)

@@ -242,8 +242,62 @@ def test_markers_that_are_control_tokens(name: str, tmp_path: Path) -> None:
     assert not accepts(free, subject, f"{special[0]} is a token.")
 
 
-def test_a_schema_that_cannot_be_enforced_becomes_any_object() -> None:
-    tool = Tool("f", {"type": "object", "properties": {"x": {"$ref": "https://x.example/y"}}})
+def test_an_argument_that_cannot_be_enforced_may_be_anything() -> None:
+    elsewhere = {"$ref": "https://x.example/y"}
+    tool = Tool("f", {"properties": {"x": elsewhere, "n": {"type": "integer"}}, "required": ["x"]})
     subject = tokenizer("gpt-2")
     grammar = call_grammar(Calls(HERMES, [tool]), subject)
-    assert accepts(grammar, subject, CALL.replace("now", "f").replace("{}}", '{"a": [1]}}'))
+    call = CALL.replace("now", "f")
+    assert accepts(grammar, subject, call.replace("{}}", '{"x": [1], "n": 1}}'))
+    assert not accepts(grammar, subject, call.replace("{}}", '{"x": [1], "n": "1"}}'))
+    assert not accepts(grammar, subject, call)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("hermes", '<tool_call>\n{"name": "f", "arguments": {"a": [1], "b": "c"}}\n</tool_call>'),
+        ("lfm2", '<|tool_call_start|>[f(a=[1], b="c")]<|tool_call_end|>'),
+        ("gemma-4", '<|tool_call>call:f{a:[1],b:<|"|>c<|"|>}<tool_call|>'),
+        (
+            "glm-4",
+            "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>[1]</arg_value>\n"
+            "<arg_key>b</arg_key>\n<arg_value>c</arg_value>\n</tool_call>",
+        ),
+    ],
+)
+def test_a_tool_that_says_nothing_of_its_arguments_takes_any(name: str, text: str) -> None:
+    subject = tokenizer("gpt-2")
+    format = next(format for format in FORMATS if format.name == name)
+    assert accepts(call_grammar(Calls(format, [Tool("f")]), subject), subject, text)
+    (call,) = parsed(format, text).calls
+    assert json.loads(call.arguments) == {"a": [1], "b": "c"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "allowed"),
+    [
+        ({"type": ["string", "null"]}, "bare text", True),
+        ({"type": ["string", "null"]}, "null", True),
+        ({"anyOf": [{"type": "integer"}, {"type": "string"}]}, "bare text", True),
+        ({}, "bare text", True),
+        ({"enum": [1, 2]}, "1", True),
+        ({"enum": [1, 2]}, "bare text", False),
+        ({"type": "string", "enum": ["a", "b", None]}, "b", True),
+        ({"type": "string", "enum": ["a", "b", None]}, "c", False),
+        ({"const": "a"}, "a", True),
+        ({"$ref": "#/$defs/x"}, "bare text", True),
+        ({"type": "array", "items": {"$ref": "#/$defs/x"}}, '["y"]', True),
+        ({"type": "array", "items": {"$ref": "#/$defs/x"}}, "[1]", False),
+    ],
+)
+def test_values_between_tags(schema: dict[str, Any], value: str, allowed: bool) -> None:
+    subject = tokenizer("gpt-2")
+    parameters = {"properties": {"k": schema}, "$defs": {"x": {"type": "string"}}}
+    coder = next(format for format in FORMATS if format.name == "qwen3-coder")
+    grammar = call_grammar(Calls(coder, [Tool("f", parameters)]), subject)
+    text = (
+        "<tool_call>\n<function=f>\n<parameter=k>\n"
+        f"{value}\n</parameter>\n</function>\n</tool_call>"
+    )
+    assert accepts(grammar, subject, text) == allowed
