@@ -39,6 +39,8 @@ class Tensor:
 
     def dequantize(self) -> npt.NDArray[np.float32]:
         """The values as float32, of `shape`; a copy unless the file has float32."""
+        if self.type == TensorType.F32:
+            return self.raw().view(np.float32).reshape(self.shape)
         from gguf import GGMLQuantizationType, quants  # slow to import, and seldom needed
 
         try:

@@ -20,13 +20,10 @@ from localllm.backends.cpu.kernel import (
 from localllm.backends.cpu.kernels.arguments import FIRST_WORD, Arguments
 from localllm.backends.cpu.kernels.philox import uniform
 from localllm.backends.cpu.kernels.sampling_select import (
-    COARSE_SHIFT,
     HISTOGRAM_BYTES,
     Row,
-    add,
-    clear,
+    fill,
     find,
-    rank,
     sum_weights,
 )
 from localllm.backends.cpu.simd import (
@@ -44,7 +41,6 @@ from localllm.backends.cpu.simd import (
     select,
     splat_f32x8,
     store_f32x8,
-    vexp,
 )
 
 
@@ -117,7 +113,7 @@ def sample(args: int, tid: int, nthreads: int) -> None:
                 coarse=scratch + 3 * row_bytes,
                 fine=scratch + 3 * row_bytes + HISTOGRAM_BYTES,
             )
-            _weigh(work, scalar_load_f32(logits, token * 4), temperature)
+            fill(work, scalar_load_f32(logits, token * 4), temperature)
             token = _draw(head, row, work)
         scalar_store_i32(arg_i64(args, _TOKENS), row * 4, token)
         row = claim(args, 1)
@@ -209,18 +205,6 @@ def _largest(logits: int, vocab: int) -> int:
     while scalar_load_f32(logits, token * 4) != largest:
         token += 1
     return token
-
-
-@helper
-def _weigh(row: Row, largest: float, temperature: float) -> None:
-    """Fills the row's weights and coarse histogram."""
-    clear(row.coarse)
-    for first in range(0, row.vocab, 8):
-        below = load_f32x8(row.logits, first * 4) - splat_f32x8(largest)
-        store_f32x8(row.weights, first * 4, vexp(below / splat_f32x8(temperature)))
-        for token in range(first, min(first + 8, row.vocab)):
-            weight = scalar_load_f32(row.weights, token * 4)
-            add(row.coarse, rank(row.logits, token) >> COARSE_SHIFT, weight)
 
 
 @helper

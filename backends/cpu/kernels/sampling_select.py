@@ -3,6 +3,9 @@
 Nothing is sorted: a histogram over the leading bits of the logits' ranks says in which bucket the
 sum passes the target, two more over the following bits narrow that down to equal logits, and among
 those the order is that of the ids. A rank is an integer of 32 bits that rises as the logit falls.
+
+Most tokens are so unlikely that the sum hardly ever gets to them. The first histogram is without
+these light tokens, of which only the whole weight is known, until a sum ends among them.
 """
 
 from __future__ import annotations
@@ -10,11 +13,13 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import llvmlite.ir as ir
+import numpy as np
 from numba import types
 
 from localllm.backends.cpu.kernel import helper
 from localllm.backends.cpu.simd import (
     as_i32x8,
+    f32_to_f64,
     intrinsic,
     lanes_below,
     load_f32x8,
@@ -26,14 +31,22 @@ from localllm.backends.cpu.simd import (
     scalar_store_f64,
     scalar_store_i32,
     scalar_store_i64,
+    select,
     shift_right_signed,
+    splat_f32x8,
+    splat_f64x8,
     splat_i32x8,
+    store_f32x8,
+    sum_f64,
+    vexp,
 )
 
 BUCKETS = 2048
-HISTOGRAM_BYTES = 16 * BUCKETS  # int64 counts, then float64 weights
+HISTOGRAM_BYTES = 16 * BUCKETS + 64  # int64 counts, then float64 weights, then the light tokens'
+LIGHT = np.float32(2.0**-16)  # a token with less weight is light; the largest weight is 1
 COARSE_SHIFT, _MIDDLE_SHIFT = 21, 10  # a rank's bits: 11 coarse, 11 middle, 10 last
 _TOP = 0x7FFFFFFF
+_LIGHT_WEIGHT, _HAS_LIGHT = 16 * BUCKETS, 16 * BUCKETS + 8  # offsets in the coarse histogram
 
 
 class Row(NamedTuple):
@@ -43,7 +56,7 @@ class Row(NamedTuple):
     weights: int
     vocab: int
     ids: int  # int32 [vocab]
-    coarse: int  # histogram of the whole row by the leading bits, filled by the caller
+    coarse: int  # histogram of the row by the leading bits, from `fill`
     fine: int  # histogram for the levels below
 
 
@@ -70,9 +83,44 @@ def add(histogram: int, bucket: int, weight: float) -> None:
 
 
 @helper
+def fill(row: Row, largest: float, temperature: float) -> None:
+    """Computes the row's weights and the coarse histogram of those that are not light."""
+    clear(row.coarse)
+    light = splat_f64x8(0.0)
+    for first in range(0, row.vocab, 8):
+        below = load_f32x8(row.logits, first * 4) - splat_f32x8(largest)
+        weights = vexp(below / splat_f32x8(temperature))
+        store_f32x8(row.weights, first * 4, weights)
+        heavy = weights >= splat_f32x8(LIGHT)
+        light += f32_to_f64(select(heavy, splat_f32x8(0.0), weights))
+        bits = mask_bits(heavy & lanes_below(row.vocab - first))
+        while bits != 0:
+            _add_token(row, first + _lowest_bit(bits))
+            bits &= bits - 1
+    scalar_store_f64(row.coarse, _LIGHT_WEIGHT, sum_f64(light))
+    scalar_store_i64(row.coarse, _HAS_LIGHT, 1)
+
+
+@helper
+def _fill_light(row: Row) -> None:
+    """Adds what `fill` left out."""
+    for token in range(row.vocab):
+        if scalar_load_f32(row.weights, token * 4) < LIGHT:
+            _add_token(row, token)
+    scalar_store_f64(row.coarse, _LIGHT_WEIGHT, 0.0)
+    scalar_store_i64(row.coarse, _HAS_LIGHT, 0)
+
+
+@helper
+def _add_token(row: Row, token: int) -> None:
+    weight = scalar_load_f32(row.weights, token * 4)
+    add(row.coarse, rank(row.logits, token) >> COARSE_SHIFT, weight)
+
+
+@helper
 def sum_weights(row: Row) -> float:
-    """The weight of the whole row, by its histogram."""
-    total = 0.0
+    """The weight of the whole row."""
+    total = scalar_load_f64(row.coarse, _LIGHT_WEIGHT)
     for bucket in range(BUCKETS):
         total += scalar_load_f64(row.coarse, (BUCKETS + bucket) * 8)
     return total
@@ -91,7 +139,10 @@ def find(row: Row, most: int, limit: float) -> Sum:
 
     Where rounding keeps the sum at or below its limit: the last token with a weight.
     """
-    bucket, before = _walk(row.coarse, Sum(0, 0, 0.0), most, limit)
+    bucket, before, reached = _walk(row.coarse, Sum(0, 0, 0.0), most, limit)
+    if not reached and scalar_load_i64(row.coarse, _HAS_LIGHT) != 0:
+        _fill_light(row)
+        bucket, before, _ = _walk(row.coarse, Sum(0, 0, 0.0), most, limit)
     found = _gather(row, bucket)
     for shift in range(_MIDDLE_SHIFT, -1, -_MIDDLE_SHIFT):
         clear(row.fine)
@@ -99,7 +150,7 @@ def find(row: Row, most: int, limit: float) -> Sum:
             token = scalar_load_i32(row.ids, i * 4)
             bucket = (rank(row.logits, token) >> shift) & (BUCKETS - 1)
             add(row.fine, bucket, scalar_load_f32(row.weights, token * 4))
-        bucket, before = _walk(row.fine, before, most, limit)
+        bucket, before, _ = _walk(row.fine, before, most, limit)
         found = _keep(row, found, shift, bucket)
     # What is left are equal logits, by rising id.
     token, count, weight = -1, before.tokens, before.weight
@@ -113,8 +164,9 @@ def find(row: Row, most: int, limit: float) -> Sum:
 
 
 @helper
-def _walk(histogram: int, before: Sum, most: int, limit: float) -> tuple[int, Sum]:
-    """The bucket in which the running sum comes to an end, and the sum before it."""
+def _walk(histogram: int, before: Sum, most: int, limit: float) -> tuple[int, Sum, bool]:
+    """The bucket in which the running sum comes to an end, the sum before it, and whether it
+    ends because it reached its target."""
     count, weight = before.tokens, before.weight
     bucket, sum_before = -1, before
     for i in range(BUCKETS):
@@ -126,8 +178,8 @@ def _walk(histogram: int, before: Sum, most: int, limit: float) -> tuple[int, Su
             count += here
             weight += heavier
             if count >= most or weight > limit:
-                break
-    return bucket, sum_before
+                return bucket, sum_before, True
+    return bucket, sum_before, False
 
 
 @helper

@@ -19,6 +19,7 @@ from localllm.backends.cpu.simd.vector import (
     Vector,
     f32x8,
     f32x16,
+    f64x8,
     i32x8,
     intrinsic,
     lanes,
@@ -89,7 +90,7 @@ def _splatter(kind: Vector, scalar: Any) -> Any:
 
 
 splat_f32x8, splat_i32x8 = _splatter(f32x8, types.float32), _splatter(i32x8, types.int32)
-splat_f32x16 = _splatter(f32x16, types.float32)
+splat_f32x16, splat_f64x8 = _splatter(f32x16, types.float32), _splatter(f64x8, types.float64)
 
 
 def _shifter(name: str) -> Any:
@@ -225,6 +226,7 @@ def _larger(compare: str, symbol: str) -> Callable[[Any, Any, Any], Any]:
 
 
 sum_f32 = _reducer(lambda b, x, y: b.fadd(x, y), types.float32)
+sum_f64 = _reducer(lambda b, x, y: b.fadd(x, y), types.float64)
 sum_i32 = _reducer(lambda b, x, y: b.add(x, y), types.int32)
 max_f32 = _reducer(_larger("fcmp_ordered", ">"), types.float32)
 max_i32 = _reducer(_larger("icmp_signed", ">"), types.int32)

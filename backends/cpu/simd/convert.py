@@ -18,6 +18,7 @@ from localllm.backends.cpu.simd.vector import (
     f16x8,
     f32x8,
     f32x16,
+    f64x8,
     i8x8,
     i16x8,
     i32x8,
@@ -43,6 +44,7 @@ def _converter(source: Vector, result: Vector, instruction: str) -> Any:
 i32_to_f32 = _converter(i32x8, f32x8, "sitofp")
 i16_to_i32 = _converter(i16x8, i32x8, "sext")
 i32_to_i8 = _converter(i32x8, i8x8, "trunc")
+f32_to_f64 = _converter(f32x8, f64x8, "fpext")
 
 
 def _caster(result: Vector) -> Any:
