@@ -93,7 +93,7 @@ def test_every_kind_of_grammar(spec: GrammarSpec) -> None:
             assert spec.kind == "lark"
 
 
-def test_fault_8_a_grammar_starts_after_the_thinking() -> None:
+def test_fault_08_a_grammar_starts_after_the_thinking() -> None:
     for seed in range(12):
         text, reason, tokens = answer(seed, grammar=regex("ab[0-9]", "</think>"), max_tokens=500)
         assert reason == "stop"

@@ -148,9 +148,9 @@ class FakeEngine:
 
 
 def logprob_of(token: int, request: Submit) -> TokenLogprobs:
-    """-token/1000, the most likely one; after it come the next ids."""
+    """-token/1000, the most likely one; after it come the next ids of GPT-2."""
     asked = max(request.params.logprobs or 0, request.params.prompt_logprobs or 0)
-    top = tuple((token + i, -token / 1000 - i) for i in range(asked))
+    top = tuple(((token + i) % 50_257, -token / 1000 - i) for i in range(asked))
     return TokenLogprobs(token, -token / 1000, 1, top)
 
 

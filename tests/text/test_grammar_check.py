@@ -86,7 +86,7 @@ def refusal(schema: Any) -> str | None:
         ({"items": {"$ref": "#anchor"}}, "s.items.$ref"),
     ],
 )
-def test_fault_9_an_unsupported_keyword_is_named_with_its_path(
+def test_fault_09_an_unsupported_keyword_is_named_with_its_path(
     schema: Any, place: str | None
 ) -> None:
     found = refusal(schema)
