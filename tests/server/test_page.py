@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from localllm.config import HttpConfig
+from localllm.server.auth import KeyRing, load_keys
 from localllm.server.listen import bind, url_of
 from localllm.server.run import serve
 from localllm.server.served_model import ServedModel
@@ -27,8 +29,9 @@ LAST = "document.querySelector('.assistant:last-child')"
 class LiveServer:
     """A server on a thread of this process, so that a test can lead its engine."""
 
-    def __init__(self, model: ServedModel) -> None:
+    def __init__(self, model: ServedModel, keys: KeyRing | None = None) -> None:
         self.engine: FakeEngine
+        self._keys = keys
         self.url = ""
         self._model = model
         self._ready = threading.Event()
@@ -53,7 +56,7 @@ class LiveServer:
         self.url = url_of(listener)
         service = Service(self.engine, lambda: self._model)
         self._serving = asyncio.ensure_future(
-            serve(service, listener, self._ready.set, HttpConfig(drain_seconds=0))
+            serve(service, listener, self._ready.set, HttpConfig(drain_seconds=0), self._keys)
         )
         await asyncio.gather(self._serving, return_exceptions=True)
 
@@ -66,6 +69,12 @@ def server(gpt2: ServedModel) -> Iterator[LiveServer]:
 
 @pytest.fixture
 def page(server: LiveServer) -> Iterator[Page]:
+    with page_of(server) as page:
+        yield page
+
+
+@contextmanager
+def page_of(server: LiveServer) -> Iterator[Page]:
     browser = find_browser()
     if browser is None:
         pytest.skip("no Chromium on this machine")
@@ -119,6 +128,22 @@ def test_errors_are_shown_and_the_question_can_be_asked_again(
     server.engine.failure = None
     ask(page, "What is a llama?")
     page.wait_for(f"{LAST}.textContent.includes('hums')")
+
+
+def test_it_asks_for_a_key_where_one_is_wanted(gpt2: ServedModel) -> None:
+    with LiveServer(gpt2, load_keys(["secret"])) as server, page_of(server) as page:
+        page.run("answers = ['wrong', 'secret', 'never asked for']")
+        page.run("window.prompt = () => answers.shift()")
+        for _ in range(2):
+            ask(page, "What is a llama?")
+            page.wait_for("!running && document.querySelector('.note')")
+            assert page.run(f"{LAST}.firstChild.data") == ANSWER
+            page.run("document.getElementById('fresh').click()")
+        assert page.run("answers.length") == 1
+        page.run("apiKey = ''; window.prompt = () => null")
+        ask(page, "What is a llama?")
+        page.wait_for("document.querySelector('.note.bad')")
+        assert "API key" in page.run("document.querySelector('.note.bad').textContent")
 
 
 def test_a_new_chat_forgets(page: Page, server: LiveServer, gpt2: ServedModel) -> None:

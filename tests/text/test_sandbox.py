@@ -232,3 +232,28 @@ class TestWhatTemplatesExpect:
             "{% endfor %}{% for k, v in {'b': 1, 'a': 2}|dictsort %}{{ k }}{% endfor %}"
         )
         assert render(source) == "x1y2ab"
+
+
+KNOWN_ESCAPES = {
+    "CVE-2016-10745": "{{ '{0.__class__.__mro__[1].__subclasses__}'.format('') }}",
+    "CVE-2019-10906": "{{ '{x.__class__.__mro__[1].__subclasses__}'.format_map({'x': ''}) }}",
+    "CVE-2024-56201": "{% include \"{{ ''.__class__ }}\" %}",
+    "CVE-2024-56326": "{% set f = ''|attr('format') %}{{ [f]|map('call', '{0.__class__}')|list }}",
+    "CVE-2024-56326, filter": "{{ ['{0.__class__}']|map('format', '')|list|first }}",
+    "CVE-2025-27516": "{{ ('{0.__class__.__base__}'|attr('format'))('') }}",
+    "CVE-2025-27516, map": "{{ ['{0.__class__}']|map(attribute='format')|map('string')|first }}",
+    "through a macro": "{% macro m() %}{{ caller() }}{% endmacro %}{{ m.__globals__ }}",
+    "through a frame": "{{ raise_exception.__code__.co_consts }}",
+    "through a generator": "{{ (messages|map('upper')).gi_frame.f_back.f_globals }}",
+    "through a coroutine": "{{ (messages|map('upper')).ag_frame }}{{ messages.cr_frame }}",
+}
+
+
+@pytest.mark.parametrize("name", KNOWN_ESCAPES)
+def test_known_escapes_reach_nothing(name: str) -> None:
+    shown = ""
+    with suppress(ChatTemplateError, TemplateRenderError):
+        shown = render(KNOWN_ESCAPES[name])
+    # At most the name of a method that a template may call; nothing that leads further.
+    for trace in ("class '", "__subclasses__ of", "__main__", "_globals", "co_consts", "frame"):
+        assert trace not in shown
