@@ -43,7 +43,9 @@ class GrammarCompiler:
         # The first mask takes longest, and copies have it too.
         nothing = not matcher.is_error() and not any(matcher.compute_bitmask())
         if matcher.is_error() or nothing:
-            problem = " ".join(matcher.get_error().split()) or "nothing satisfies it"
+            problem = " ".join(matcher.get_error().split())
+            if nothing or problem.startswith("NoExtension"):
+                problem = "no tokens of this model satisfy it"
             raise RequestError(f"grammar: {problem}", param="grammar", code="invalid_grammar")
         return matcher
 

@@ -172,16 +172,22 @@ def test_runs_of_white_space_end() -> None:
     assert not accepts({"type": "object"}, "{}\n")
 
 
-values = st.recursive(
-    st.none() | st.booleans() | st.integers(-1000, 1000) | st.text(max_size=4),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text("abc", max_size=2), inner, max_size=3)
-    ),
-    max_leaves=6,
-)
+def values(letters: str) -> st.SearchStrategy[Any]:
+    return st.recursive(
+        st.none() | st.booleans() | st.integers(-1000, 1000) | st.text(letters, max_size=4),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(st.text("abc", max_size=2), inner, max_size=3)
+        ),
+        max_leaves=6,
+    )
 
 
-def schemas() -> st.SearchStrategy[dict[str, Any]]:
+ASCII = 'ab 0"\\{'
+LETTERS = ASCII + "é日😀"
+
+
+def schemas(letters: str) -> st.SearchStrategy[dict[str, Any]]:
     """Of every keyword that is enforced, within reason."""
     leaf = st.one_of(
         st.sampled_from([{"type": t} for t in ("null", "boolean", "string", "integer", "number")]),
@@ -195,8 +201,8 @@ def schemas() -> st.SearchStrategy[dict[str, Any]]:
             st.integers(0, 2),
             st.integers(0, 3),
         ),
-        st.builds(lambda v: {"enum": v}, st.lists(values, min_size=1, max_size=3)),
-        st.builds(lambda v: {"const": v}, values),
+        st.builds(lambda v: {"enum": v}, st.lists(values(letters), min_size=1, max_size=3)),
+        st.builds(lambda v: {"const": v}, values(letters)),
     )
 
     def extend(inner: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[dict[str, Any]]:
@@ -230,7 +236,7 @@ def schemas() -> st.SearchStrategy[dict[str, Any]]:
 
 
 @settings(max_examples=150, deadline=None)
-@given(schema=schemas(), value=values)
+@given(schema=schemas(LETTERS), value=values(LETTERS))
 def test_no_value_passes_that_the_schema_forbids(schema: dict[str, Any], value: Any) -> None:
     validator = jsonschema.Draft202012Validator(schema)
     assert refusal(schema) is None
