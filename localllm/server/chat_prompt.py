@@ -142,6 +142,8 @@ def _template_arguments(body: ChatRequest) -> dict[str, Any]:
         arguments.setdefault("reasoning_effort", body.reasoning_effort)
         if body.reasoning_effort == "none":
             arguments.setdefault("enable_thinking", False)
+    if body.thinking_tokens is not None:  # Seed-OSS is told, and told again as it goes
+        arguments.setdefault("thinking_budget", body.thinking_tokens)
     if "enable_thinking" in arguments:  # by another name in DeepSeek's and Granite's templates
         arguments.setdefault("thinking", arguments["enable_thinking"])
     return arguments

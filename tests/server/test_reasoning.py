@@ -176,6 +176,13 @@ class TestBudget:
         assert prompt_text(engine, gpt2).endswith("assistant\n<think>")
         assert (message["reasoning"], message["content"]) == ("Hm.", "Yes.")
 
+    async def test_a_template_that_knows_budgets_is_told(
+        self, engine: FakeEngine, gpt2: ServedModel
+    ) -> None:
+        async with client_of(engine, gpt2, template_source("ByteDance-Seed-OSS")) as client:
+            await ask(client, tools=None, thinking_budget=512)
+        assert "512" in prompt_text(engine, gpt2)
+
     async def test_a_model_that_marks_no_thinking_has_none(self, client: httpx.AsyncClient) -> None:
         body = {"messages": [{"role": "user", "content": "Hi"}], "thinking_budget": 7}
         answer = await client.post("/v1/chat/completions", json=body)

@@ -76,10 +76,6 @@ class OutputParser:
         self._machine = self._run(thinking)
         next(self._machine, None)
 
-    @property
-    def n_calls(self) -> int:
-        return self._n_calls
-
     def push(self, text: str) -> list[Event]:
         if not text:
             return []

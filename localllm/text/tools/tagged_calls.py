@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 
 from localllm.text.tools.call import NotACallError, ObjectWriter, OpenCall, read_word
 from localllm.text.tools.formats import TaggedCall
 from localllm.text.tools.json_text import as_json
 from localllm.text.tools.reader import Read, Reader
-from localllm.text.tools.schema import Tool, is_text
+from localllm.text.tools.schema import Tool
 
 
 def tagged_call(
@@ -59,11 +58,4 @@ def _tagged_argument(
         return
     value: list[str] = []
     if (yield from reader.until([close, close.strip()], value.append)):
-        writer.value(typed("".join(value), tool.argument(name)))
-
-
-def typed(text: str, schema: Mapping[str, object]) -> str:
-    """JSON of a value that is written bare."""
-    if is_text(schema):
-        return json.dumps(text, ensure_ascii=False)
-    return as_json(text)
+        writer.value(as_json("".join(value)))
