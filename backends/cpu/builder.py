@@ -65,6 +65,7 @@ class Builder:
         self.panels: dict[tuple[Any, ...], Buffer] = {}
         self.cache_turns = [Buffer(0) for _ in program.kv_groups]
         self.attention_parts = self.lasting_buffer(0)
+        self.maxima: Buffer | None = None  # of the logits, for sampling
         self._scratch = self.lasting_buffer(0)
         self._op = 0
         self._constants: list[npt.NDArray[Any]] = []

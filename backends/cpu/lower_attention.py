@@ -166,7 +166,7 @@ def _rope_and_store(
 
 def lower_sampling(build: Builder, logits: Operand) -> Buffer:
     """Draws a token for each row; returns the buffer of int32 tokens [R]."""
-    tokens = Buffer(build.limits.logit_rows * 4)
+    tokens, maxima = Buffer(build.limits.logit_rows * 4), build.maxima
     build.need_scratch(sampling.scratch_bytes(logits.width))
     build.call(
         sampling.sample,
@@ -177,8 +177,9 @@ def lower_sampling(build: Builder, logits: Operand) -> Buffer:
             tokens=tokens.address,
             scratch=build.scratch_address,
             scratch_bytes=build.scratch_bytes,
+            maxima=maxima.address if maxima else 0,
         ),
-        reads=[logits.region],
+        reads=[logits.region, *([whole(maxima)] if maxima else [])],
         writes=[whole(tokens)],
     )
     return tokens

@@ -66,6 +66,7 @@ class MatmulArgs(Arguments):
     expert_bytes: int = 0
     residual: int = 0  # float32, like out, or 0
     residual_stride: int = 0
+    maxima: int = 0  # out, float32 [columns, row blocks], or 0: the largest of each eight rows
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,10 @@ def lower_linear(build: Builder, op: Linear) -> None:
             build.panels[key] = quantize(build, matrix.format.activation, x)
         part = out.columns(at, matrix.rows)
         added = residual.columns(at, matrix.rows) if residual else None
-        matmul(build, matrix, build.panels[key], part, bias, residual=added)
+        maxima = None
+        if op.out == build.program.logits and matrix.rows == out.width:
+            maxima = build.maxima = Buffer(build.capacity("R") * -(-matrix.rows // 8) * FLOAT_BYTES)
+        matmul(build, matrix, build.panels[key], part, bias, residual=added, maxima=maxima)
         at += matrix.rows
 
 
@@ -267,6 +271,7 @@ def matmul(
     bias: int = 0,
     segments: Segments | None = None,
     residual: Operand | None = None,
+    maxima: Buffer | None = None,
 ) -> None:
     build.need_scratch(matrix.format.matmul_scratch_bytes(matrix.cols))
     build.call(
@@ -287,13 +292,14 @@ def matmul(
             matrix.expert_bytes if segments else 0,
             residual.address if residual else 0,
             residual.stride if residual else 0,
+            maxima.address if maxima else 0,
         ),
         reads=[
             whole(panel),
             *([whole(segments.start)] if segments else []),
             *([residual.region] if residual else []),
         ],
-        writes=[out.region],
+        writes=[out.region, *([whole(maxima)] if maxima else [])],
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -19,6 +18,14 @@ from localllm.backends.cpu.kernel import (
 )
 from localllm.backends.cpu.kernels.arguments import FIRST_WORD, Arguments
 from localllm.backends.cpu.kernels.philox import uniform
+from localllm.backends.cpu.kernels.sampling_blocks import (
+    DAMAGED,
+    MOST_CANDIDATES,
+    gather_candidates,
+    largest,
+    largest_of_blocks,
+    load_or_least,
+)
 from localllm.backends.cpu.kernels.sampling_select import (
     HISTOGRAM_BYTES,
     Row,
@@ -29,16 +36,12 @@ from localllm.backends.cpu.kernels.sampling_select import (
 from localllm.backends.cpu.simd import (
     lanes_below,
     load_f32x8,
-    load_masked_f32x8,
     mask_bits,
-    max_f32,
-    maximum,
     scalar_load_f32,
     scalar_load_i32,
     scalar_load_i64,
     scalar_store_f32,
     scalar_store_i32,
-    select,
     splat_f32x8,
     store_f32x8,
 )
@@ -54,15 +57,16 @@ class SampleArgs(Arguments):
     tokens: int  # out, int32 [R]
     scratch: int  # aligned to 64
     scratch_bytes: int  # per thread: `scratch_bytes(vocab)`
+    maxima: int = 0  # float32 [R, ceil(vocab / 8)]: the largest of each eight logits, or 0
 
 
 def scratch_bytes(vocab: int) -> int:
-    """Bytes that a thread needs: logits, weights and ids of one row, and two histograms."""
-    return 3 * -(-vocab * 4 // CACHE_LINE) * CACHE_LINE + 2 * HISTOGRAM_BYTES
+    """Bytes that a thread needs: four arrays of a row's length, and two histograms."""
+    return 4 * -(-vocab * 4 // CACHE_LINE) * CACHE_LINE + 2 * HISTOGRAM_BYTES
 
 
-_LOGITS, _LOGITS_STRIDE, _VOCAB, _TOKENS, _SCRATCH, _SCRATCH_BYTES = range(
-    FIRST_WORD, FIRST_WORD + 6
+_LOGITS, _LOGITS_STRIDE, _VOCAB, _TOKENS, _SCRATCH, _SCRATCH_BYTES, _MAXIMA = range(
+    FIRST_WORD, FIRST_WORD + 7
 )
 (
     _TEMPERATURE,
@@ -84,7 +88,6 @@ _LOGITS, _LOGITS_STRIDE, _VOCAB, _TOKENS, _SCRATCH, _SCRATCH_BYTES = range(
     _MASK_ROWS,
     _MASKS,
 ) = range(H_SAMPLING, H_SAMPLING + 18)
-_DAMAGED = -1
 _ALL = 0xFFFFFFFF
 
 
@@ -92,31 +95,51 @@ _ALL = 0xFFFFFFFF
 def sample(args: int, tid: int, nthreads: int) -> None:
     """Draws each row's token; -1 for a row whose logits are NaN, +inf or all -inf."""
     head, vocab = header(args), arg_i64(args, _VOCAB)
-    row_bytes = (vocab * 4 + CACHE_LINE - 1) // CACHE_LINE * CACHE_LINE
     scratch = arg_i64(args, _SCRATCH) + tid * arg_i64(args, _SCRATCH_BYTES)
     row = claim(args, 1)
     while row < arg_i64(head, H_LOGIT_ROWS):
         logits = arg_i64(args, _LOGITS) + row * arg_i64(args, _LOGITS_STRIDE) * 4
         temperature = scalar_load_f32(arg_i64(head, _TEMPERATURE), row * 4)
-        if temperature > 0 or _is_adjusted(head, row):
+        work, blocks = _row(scratch, vocab, vocab), (vocab + 7) // 8
+        maxima = arg_i64(args, _MAXIMA) + row * blocks * 4
+        if arg_i64(args, _MAXIMA) == 0 or _is_adjusted(head, row):
+            maxima = 0
+        if maxima:
+            token = largest_of_blocks(logits, maxima, blocks)
+        else:
             _copy(logits, vocab, scratch)
             _adjust(head, row, scratch, vocab)
             _mask(head, row, scratch, vocab)
-            logits = scratch
-        token = _largest(logits, vocab)
-        if temperature > 0 and token != _DAMAGED:
-            work = Row(
-                logits=scratch,
-                weights=scratch + row_bytes,
-                vocab=vocab,
-                ids=scratch + 2 * row_bytes,
-                coarse=scratch + 3 * row_bytes,
-                fine=scratch + 3 * row_bytes + HISTOGRAM_BYTES,
-            )
-            fill(work, scalar_load_f32(logits, token * 4), temperature)
+            token = largest(scratch, vocab)
+        if temperature > 0 and token != DAMAGED:
+            top = scalar_load_f32(logits if maxima else scratch, token * 4)
+            most = scalar_load_i32(arg_i64(head, _TOP_K), row * 4)
+            if maxima and 0 < most <= MOST_CANDIDATES:
+                found = gather_candidates(work, logits, maxima, blocks, most)
+                work = _row(scratch, found, vocab)
+            elif maxima:
+                _copy(logits, vocab, scratch)
+            fill(work, top, temperature)
             token = _draw(head, row, work)
+            if work.vocab < vocab:
+                token = scalar_load_i32(work.candidates, token * 4)
         scalar_store_i32(arg_i64(args, _TOKENS), row * 4, token)
         row = claim(args, 1)
+
+
+@helper
+def _row(scratch: int, count: int, vocab: int) -> Row:
+    """`count` logits at the start of scratch memory for `vocab` of them."""
+    row_bytes = (vocab * 4 + CACHE_LINE - 1) // CACHE_LINE * CACHE_LINE
+    return Row(
+        logits=scratch,
+        weights=scratch + row_bytes,
+        vocab=count,
+        ids=scratch + 2 * row_bytes,
+        coarse=scratch + 4 * row_bytes,
+        fine=scratch + 4 * row_bytes + HISTOGRAM_BYTES,
+        candidates=scratch + 3 * row_bytes,
+    )
 
 
 @helper
@@ -130,17 +153,10 @@ def _is_adjusted(head: int, row: int) -> bool:
 
 
 @helper
-def _load(logits: int, first: int, vocab: int) -> Any:
-    """Eight logits, -inf past the last."""
-    mask = lanes_below(vocab - first)
-    return select(mask, load_masked_f32x8(logits, first * 4, mask), splat_f32x8(-np.inf))
-
-
-@helper
 def _copy(logits: int, vocab: int, to: int) -> None:
     zero = splat_f32x8(0.0)
     for i in range(0, vocab, 8):
-        store_f32x8(to, i * 4, _load(logits, i, vocab) + zero)  # which turns -0 into 0
+        store_f32x8(to, i * 4, load_or_least(logits, i, vocab) + zero)  # which turns -0 into 0
 
 
 @helper
@@ -188,23 +204,6 @@ def _mask(head: int, row: int, logits: int, vocab: int) -> None:
             for token in range(first, end):
                 if (bits >> (token - first)) & 1 == 0:
                     scalar_store_f32(logits, token * 4, np.float32(-np.inf))
-
-
-@helper
-def _largest(logits: int, vocab: int) -> int:
-    """The first token with the largest logit, or _DAMAGED."""
-    top, sound = splat_f32x8(-np.inf), lanes_below(8)
-    for i in range(0, vocab, 8):
-        z = _load(logits, i, vocab)
-        top = maximum(z, top)
-        sound &= z < splat_f32x8(np.inf)  # false for NaN
-    largest = max_f32(top)
-    if mask_bits(sound) != 255 or largest == -np.inf:
-        return _DAMAGED
-    token = 0
-    while scalar_load_f32(logits, token * 4) != largest:
-        token += 1
-    return token
 
 
 @helper

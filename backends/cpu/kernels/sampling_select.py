@@ -58,6 +58,7 @@ class Row(NamedTuple):
     ids: int  # int32 [vocab]
     coarse: int  # histogram of the row by the leading bits, from `fill`
     fine: int  # histogram for the levels below
+    candidates: int  # int32 [vocab]: the tokens, where the row is a choice of a larger one
 
 
 class Sum(NamedTuple):
@@ -95,7 +96,7 @@ def fill(row: Row, largest: float, temperature: float) -> None:
         light += f32_to_f64(select(heavy, splat_f32x8(0.0), weights))
         bits = mask_bits(heavy & lanes_below(row.vocab - first))
         while bits != 0:
-            _add_token(row, first + _lowest_bit(bits))
+            _add_token(row, first + lowest_bit(bits))
             bits &= bits - 1
     scalar_store_f64(row.coarse, _LIGHT_WEIGHT, sum_f64(light))
     scalar_store_i64(row.coarse, _HAS_LIGHT, 1)
@@ -194,7 +195,7 @@ def _gather(row: Row, bucket: int) -> int:
         order = bits ^ (shift_right_signed(bits, 31) & splat_i32x8(_TOP))
         inside = mask_bits((order >= low) & (order <= high) & lanes_below(row.vocab - first))
         while inside != 0:
-            lane = _lowest_bit(inside)
+            lane = lowest_bit(inside)
             scalar_store_i32(row.ids, found * 4, first + lane)
             found += 1
             inside &= inside - 1
@@ -214,7 +215,7 @@ def _keep(row: Row, found: int, shift: int, bucket: int) -> int:
 
 
 @intrinsic
-def _lowest_bit(typingctx: Any, bits: Any) -> Any:
+def lowest_bit(typingctx: Any, bits: Any) -> Any:
     """Index of the lowest bit that is set; there is one."""
 
     def build(context: Any, b: Any, sig: Any, args: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 from localllm.backends.cpu import target
 from localllm.backends.cpu.matmul.emit import Emitter, Value
 from localllm.backends.cpu.simd import Vector
-from localllm.backends.cpu.simd.dot import dot2_i16, dot2_u8i8, dot4_i8i8, dot4_u8i8
+from localllm.backends.cpu.simd.dot import add_dot2_i16, dot2_i16, dot2_u8i8, dot4_i8i8, dot4_u8i8
 
 Byte = TypeVar("Byte", Value, int)
 
@@ -34,6 +34,9 @@ class Dots(Protocol):
         self, e: Emitter, total: Value, chain: Value, scale: Value | int, narrow: bool = False
     ) -> Value:
         """total + scale * chain. A narrow chain's sums of four fit 16 bits."""
+
+    def add_pairs(self, e: Emitter, total: Value, x: Value, y: Value) -> Value:
+        """total + the products of i16 lanes, neighbours added."""
 
 
 class PairSums:
@@ -58,7 +61,10 @@ class PairSums:
     ) -> Value:
         pairs = Vector("i16", chain.lanes)
         factor = e.splat(pairs, scale) if isinstance(scale, int) else e.cast(scale, pairs)
-        return total + dot_pairs(e, chain, factor)
+        return self.add_pairs(e, total, chain, factor)
+
+    def add_pairs(self, e: Emitter, total: Value, x: Value, y: Value) -> Value:
+        return total + Value(e.b, dot2_i16(e.b, x.ir, y.ir))
 
 
 class FourWay:
@@ -84,8 +90,13 @@ class FourWay:
         if narrow and isinstance(scale, Value) and target.is_x86():
             # Products of 16 bits take a third of the time; those of the upper halves are zero.
             pairs = Vector("i16", 2 * chain.lanes)
-            return total + dot_pairs(e, e.cast(chain, pairs), e.cast(scale & 0xFFFF, pairs))
+            return self.add_pairs(e, total, e.cast(chain, pairs), e.cast(scale & 0xFFFF, pairs))
         return total + chain * scale
+
+    def add_pairs(self, e: Emitter, total: Value, x: Value, y: Value) -> Value:
+        if target.is_x86():  # vpdpwssd
+            return Value(e.b, add_dot2_i16(e.b, total.ir, x.ir, y.ir))
+        return total + Value(e.b, dot2_i16(e.b, x.ir, y.ir))
 
     def _dot(self, e: Emitter, chain: Value, weights: Value, activations: Value) -> Value:
         return Value(e.b, dot4_u8i8(e.b, chain.ir, weights.ir, activations.ir))
@@ -116,8 +127,3 @@ _WAYS: dict[str, type[Dots]] = {
 def dots() -> Dots:
     """The way of this process's instruction set."""
     return _WAYS[target.current()]()
-
-
-def dot_pairs(e: Emitter, x: Value, y: Value) -> Value:
-    """i16 lanes to half as many i32: products, neighbours added."""
-    return Value(e.b, dot2_i16(e.b, x.ir, y.ir))

@@ -108,6 +108,7 @@ class Q4K(SixBitScales):
     block_bytes = 1152
     file_block_bytes = 144
     chain = 8  # 15 * 127 * 2 * 8 = 30480
+    narrow = 4  # 15 * 127 * 16 = 30480
 
     def unit(
         self, e: Emitter, dots: Dots, block: Value, unit: Value

@@ -63,7 +63,7 @@ class IntegerLayout(Layout):
     subs: ClassVar[int] = 1  # sub-blocks in a unit
     groups: ClassVar[int]  # in a sub-block
     chain: ClassVar[int]  # groups whose products are sure to fit an int16 sum
-    narrow: ClassVar[bool] = False  # sums of four over a whole sub-block fit 16 bits
+    narrow: ClassVar[int] = 0  # groups whose sums of four fit 16 bits, if that is half a sub-block
     n_factors: ClassVar[int]
     whole_bytes: ClassVar[bool] = False  # quants reach 255, and are given as `Dots.byte_parts`
     excess_bits: ClassVar[int | None] = None  # quants are 2**bits above what they stand for

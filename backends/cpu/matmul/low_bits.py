@@ -67,7 +67,7 @@ class Q2K(WithMinima):
     units = 8
     groups = 4
     chain = 4  # 3 * 127 * 2 * 4 = 3048
-    narrow = True  # 3 * 127 * 16 = 6096
+    narrow = 4  # 3 * 127 * 16 = 6096
     n_pairs = 8
     sums = SUMS16
 
@@ -128,7 +128,7 @@ class Q3K(WithSignedScales):
     units = 8
     groups = 4
     chain = 4  # 7 * 127 * 2 * 4 = 7112
-    narrow = True  # 7 * 127 * 16 = 14224
+    narrow = 4  # 7 * 127 * 16 = 14224
     n_pairs = 8
     sums = SUMS16
     excess_bits = 2

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import numba
+import numpy as np
 
 from localllm.backends.cpu.kernel import (
     Kernel,
@@ -30,7 +31,11 @@ from localllm.backends.cpu.simd import (
     lanes_below,
     load_f32x8,
     load_masked_f32x8,
+    mask_bits,
+    max_f32,
     scalar_load_i64,
+    scalar_store_f32,
+    select,
     splat_f32x8,
     store_f32x8,
     store_masked_f32x8,
@@ -39,7 +44,7 @@ from localllm.backends.cpu.simd import (
 # Words of the argument block.
 PANEL, PACKED, ROWS, COLS, OUT, OUT_STRIDE, ROW_KIND, BIAS = range(2, 10)
 SCRATCH, SCRATCH_BYTES, SEGMENTS, SEGMENT_START, SEGMENT_BYTES = range(10, 15)
-RESIDUAL, RESIDUAL_STRIDE = range(15, 17)
+RESIDUAL, RESIDUAL_STRIDE, MAXIMA = range(15, 18)
 
 _PANEL = 240  # columns at most
 _CLAIM_BYTES = 8192  # of weights, at least
@@ -148,6 +153,9 @@ def _segment(args: Any, segment: Any) -> Any:
 def _finish(args: Any, sums: Any, column: Any, row_block: Any, count: Any) -> None:
     """Adds bias and residual to one column's sums of `count` row blocks and stores them."""
     row, left = 8 * row_block, arg_i64(args, ROWS) - 8 * row_block
+    maxima = arg_i64(args, MAXIMA)
+    if maxima:
+        maxima += (column * ((arg_i64(args, ROWS) + 7) // 8) + row_block) * 4
     out = arg_i64(args, OUT) + (column * arg_i64(args, OUT_STRIDE) + row) * 4
     bias, residual = arg_i64(args, BIAS), arg_i64(args, RESIDUAL)
     if bias:
@@ -162,6 +170,8 @@ def _finish(args: Any, sums: Any, column: Any, row_block: Any, count: Any) -> No
         if residual:
             value += load_f32x8(residual, at)
         store_f32x8(out, at, value)
+        if maxima:
+            scalar_store_f32(maxima, at // 8, _largest(value))
     if 0 < left < 8 * count and left % 8:
         mask, value = lanes_below(left % 8), load_f32x8(sums, whole)
         if bias:
@@ -169,6 +179,18 @@ def _finish(args: Any, sums: Any, column: Any, row_block: Any, count: Any) -> No
         if residual:
             value += load_masked_f32x8(residual, whole, mask)
         store_masked_f32x8(out, whole, value, mask)
+        if maxima:
+            value = select(mask, value, splat_f32x8(-np.inf))
+            scalar_store_f32(maxima, whole // 8, _largest(value))
+
+
+@inline
+def _largest(x: Any) -> Any:
+    """NaN if one of them is."""
+    largest = max_f32(x)
+    if mask_bits(x == x) != 255:
+        largest = np.float32(np.nan)
+    return largest
 
 
 def _few_columns(layout: Layout) -> Any:

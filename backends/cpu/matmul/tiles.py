@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 from localllm.backends.cpu.matmul import activations as act
-from localllm.backends.cpu.matmul.dots import dot_pairs, dots
+from localllm.backends.cpu.matmul.dots import dots
 from localllm.backends.cpu.matmul.emit import Emitter, Value, Variable, routine
 from localllm.backends.cpu.matmul.k_quant import KQuant
 from localllm.backends.cpu.matmul.layout import FloatLayout, IntegerLayout, Layout
@@ -107,6 +107,8 @@ class _IntegerTile(_Tile):
         self.layout = layout
         self.source = source
         self.dots = dots()
+        # groups of a chain at most, 0 for no limit
+        self.limit = layout.chain if self.dots.limits_chains else layout.narrow
         self.record = act.RECORD_BYTES[layout.activation]
 
     def totals(self, block: Value, x: Value) -> list[list[Value]]:
@@ -118,7 +120,7 @@ class _IntegerTile(_Tile):
             for item, k, weights in self.source.groups(block, unit):
                 chain = chains.setdefault(item, _Chain(len(self.columns), len(self.vectors)))
                 self._add(chain, weights, at, k)
-                full = self.dots.limits_chains and chain.length == self.layout.chain
+                full = chain.length == self.limit
                 if full or chain.groups == self.layout.groups:
                     self._flush(chain, totals, self.source.scale(block, unit, item))
         return [[total.get() for total in column] for column in totals]
@@ -140,7 +142,8 @@ class _IntegerTile(_Tile):
                 sums = chain.sums[column][vector]
                 assert sums is not None
                 factor = scale if isinstance(scale, int) else scale[vector]
-                total.set(self.dots.flush(self.e, total.get(), sums, factor, self.layout.narrow))
+                narrow = self.layout.narrow > 0
+                total.set(self.dots.flush(self.e, total.get(), sums, factor, narrow))
         chain.clear()
 
 
@@ -183,9 +186,9 @@ class _KQuantTile(_IntegerTile):
         xs = [self.e.broadcast(kind, x, at + 4 * i) for i in range(len(pairs))]
         result = []
         for v in self.vectors:
-            total = dot_pairs(self.e, pairs[0][v], xs[0])
-            for pair, sums in zip(pairs[1:], xs[1:], strict=True):
-                total = total + dot_pairs(self.e, pair[v], sums)
+            total = self.e.splat(self.i32, 0)
+            for pair, sums in zip(pairs, xs, strict=True):
+                total = self.dots.add_pairs(self.e, total, pair[v], sums)
             result.append(total)
         return result
 

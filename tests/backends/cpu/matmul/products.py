@@ -140,6 +140,8 @@ class Matrix:
         threads: int = 1,
         out: Floats | None = None,
         bias: Floats | None = None,
+        residual: Floats | None = None,
+        maxima: Floats | None = None,
         start: npt.NDArray[np.int64] | None = None,
     ) -> Floats:
         """The product for n columns; `start` gives the experts' ranges of columns."""
@@ -161,6 +163,9 @@ class Matrix:
             experts=0 if start is None else len(start) - 1,
             segment_start=address(start),
             expert_bytes=self.bytes,
+            residual=address(residual),
+            residual_stride=0 if residual is None else residual.strides[0] // 4,
+            maxima=address(maxima),
         )
         run(self.format.matmul, arguments, Header(tokens=n), threads)
         return out

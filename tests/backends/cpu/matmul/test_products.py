@@ -116,6 +116,31 @@ def test_bias_is_added_last(kind: TensorType) -> None:
         assert np.array_equal(found, matrix(x) + bias)
 
 
+@pytest.mark.parametrize("n", [1, 3, 30])
+@pytest.mark.parametrize("rows", [16, 37])
+def test_a_residual_is_added_and_each_eight_rows_tell_their_largest(rows: int, n: int) -> None:
+    matrix = Matrix(TensorType.Q8_0, [random_weights(TensorType.Q8_0, rows, 64)], 64)
+    x, rng = random_rows(n, 64), np.random.default_rng(1)
+    bias = rng.standard_normal(rows).astype(np.float32)
+    residual = rng.standard_normal((n, rows + 3)).astype(np.float32)
+    maxima = np.zeros((n, -(-rows // 8)), np.float32)
+    out = matrix.multiply(matrix.panel(x), n, bias=bias, residual=residual, maxima=maxima)
+    assert np.array_equal(out, (matrix(x) + bias) + residual[:, :rows])
+    filled = np.pad(out, ((0, 0), (0, -rows % 8)), constant_values=-np.inf)
+    assert np.array_equal(maxima, filled.reshape(n, -1, 8).max(axis=2))
+
+
+def test_the_largest_of_eight_rows_is_nan_if_one_of_them_is() -> None:
+    matrix = Matrix(TensorType.Q8_0, [random_weights(TensorType.Q8_0, 24, 32)], 32)
+    x, maxima = random_rows(1, 32), np.zeros((1, 3), np.float32)
+    bias = np.zeros(24, np.float32)
+    bias[11], bias[20] = np.nan, np.inf
+    matrix.multiply(matrix.panel(x), 1, bias=bias, maxima=maxima)
+    assert np.isfinite(maxima[0, 0])
+    assert np.isnan(maxima[0, 1])
+    assert np.isposinf(maxima[0, 2])
+
+
 @every_format
 def test_gathered_rows(kind: TensorType) -> None:
     cols = columns(kind, 3)
