@@ -14,11 +14,7 @@ from localllm.text.grammars import compile_problem, lark_rule
 from localllm.text.reasoning import ReasoningFormat, Thinking
 from localllm.text.tokenizer import Tokenizer
 from localllm.text.tools.call_rules import call_rule
-from localllm.text.tools.formats import (
-    AnyFormat,
-    ChannelFormat,
-    ToolFormat,
-)
+from localllm.text.tools.formats import AnyFormat, ChannelFormat, JsonCall, ToolFormat
 from localllm.text.tools.lark import TEXT, Rules, Words, pattern, token
 from localllm.text.tools.schema import Tool
 
@@ -172,9 +168,41 @@ def _free(
     calls: Calls, tools: Sequence[Tool], rules: Rules, thinking: ReasoningFormat | None
 ) -> str | None:
     """Any text, in which calls that begin go on as calls, perhaps with `thinking` before it."""
-    format = calls.format
-    if isinstance(format, ChannelFormat) or not (format.opens or format.begins):
+    match calls.format:
+        case ChannelFormat() as channels:
+            return _free_message(channels, tools, rules)
+        case format if not (format.opens or format.begins):
+            return _bare_calls(format, tools, rules)
+        case format:
+            return _free_calls(format, tools, calls.single, rules, thinking)
+
+
+def _free_message(format: ChannelFormat, tools: Sequence[Tool], rules: Rules) -> str | None:
+    """A message is a call by its header; None where headers do not begin so as to tell."""
+    before = format.call_header[0]
+    if format.inner or not before.strip() or rules.words.parts(before) != [before]:
         return None
+    head = rules.rule(_up_to(before), "[lazy]")
+    headless = replace(format, call_header=("", format.call_header[1]))
+    return rules.source(f"{head} {_message_calls(headless, tools, True, rules)} | {TEXT}")
+
+
+def _bare_calls(format: ToolFormat, tools: Sequence[Tool], rules: Rules) -> str | None:
+    """An answer that begins as a call is one, from its first character to its last."""
+    if not isinstance(format.body, JsonCall):
+        return None
+    answer = _all_calls(format, tools, True, rules)
+    other = rules.terminal(f'{TEXT} & ~/\\s*\\{{\\s*"{format.body.name_key}"(?s:.*)/')
+    return rules.source(f"{answer} | {other}")
+
+
+def _free_calls(
+    format: ToolFormat,
+    tools: Sequence[Tool],
+    only_one: bool,
+    rules: Rules,
+    thinking: ReasoningFormat | None,
+) -> str | None:
     trigger = rules.words.parts(format.opens or format.begins)[0]
     if isinstance(trigger, int):
         if thinking:
@@ -185,10 +213,9 @@ def _free(
     else:
         text, begun = TEXT, trigger.rstrip()
         head = rules.rule(_up_to(begun), "[lazy]")
-    single = calls.single or not format.opens
-    rest = _all_calls(format, tools, single, rules, begun)
+    rest = _all_calls(format, tools, only_one or not format.opens, rules, begun)
     call = rules.rule(f"{head} {rest}")
-    answer = f"({call} | {text})" if calls.single else f"{call}* {text}"
+    answer = f"({call} | {text})" if only_one else f"{call}* {text}"
     if not thinking:
         return rules.source(answer)
     thought = _thinking_as_text(thinking, rules)
@@ -198,7 +225,7 @@ def _free(
     no_thought = f"~/\\s*{pattern(thinking.opens.strip())}(?s:.*)/"
     first = rules.rule(rules.terminal(f"{_up_to(begun)} & {no_thought}"), "[lazy]")
     plain = rules.terminal(f"{TEXT} & {no_thought}")
-    others = "" if calls.single else answer
+    others = "" if only_one else answer
     return rules.source(f"{thought} {answer} | {first} {rest} {others} | {plain}")
 
 

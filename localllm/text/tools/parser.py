@@ -12,8 +12,6 @@ from localllm.text.tools.events import Content, Event, Reasoning, joined
 from localllm.text.tools.formats import (
     AnyFormat,
     ChannelFormat,
-    NamedCall,
-    TaggedCall,
     ToolFormat,
 )
 from localllm.text.tools.json_calls import read_arguments
@@ -168,10 +166,6 @@ class OutputParser:
     def _one(self, format: ToolFormat, before: str) -> Read[bool]:
         """One call, if it is one; `before` is what has been taken for it."""
         reader = self._reader
-        head = _head(format)
-        if head and before == head:
-            reader.unread(head)
-            before = ""
         reader.mark()
         names = self._tools if format.known_names else None
         call = OpenCall(self._n_calls, self._new_id, self._emit, reader, names)
@@ -222,19 +216,5 @@ class OutputParser:
 
 def _starts(format: ToolFormat | None) -> tuple[str, ...]:
     """The text by which the first call is told from content."""
-    if format is None:
-        return ()
-    start = format.opens.strip() or format.begins.strip() or _head(format)
+    start = (format.opens or format.begins).strip() if format else ""
     return (start,) if start else ()
-
-
-def _head(format: ToolFormat) -> str:
-    """What a call begins with where nothing stands before it."""
-    if format.opens or format.begins:
-        return ""
-    match format.body:
-        case NamedCall(before=before):
-            return before
-        case TaggedCall(name=(before, _)):
-            return before
-    return ""

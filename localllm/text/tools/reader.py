@@ -63,10 +63,6 @@ class Reader:
     def skip(self, n: int) -> None:
         self._at += n
 
-    def unread(self, text: str) -> None:
-        """Puts back what was read last, before any more text has come."""
-        self._at -= len(text)
-
     def accept(self, literal: str) -> Read[bool]:
         """Takes `literal` if it is next; waits only while it may be.
 

@@ -163,8 +163,9 @@ FORMATS: tuple[AnyFormat, ...] = (
     ToolFormat(
         name="minicpm",
         signs=("<function name=", "<param name="),
+        begins='<function name="',
         body=TaggedCall(
-            name=('<function name="', '">'),
+            name=("", '">'),
             key=('<param name="', '">'),
             value=("", "</param>"),
             end="</function>",
@@ -313,7 +314,8 @@ FORMATS: tuple[AnyFormat, ...] = (
     ToolFormat(
         name="functionary-v3.1",
         signs=("<function=", "</function>"),
-        body=NamedCall(before="<function=", after=">"),
+        begins="<function=",
+        body=NamedCall(after=">"),
         ends="</function>",
     ),
     ToolFormat(

@@ -198,6 +198,31 @@ def test_fault_08_calls_spoken_of_in_thinking_are_none(text: str, allowed: bool)
     assert accepts(grammar, subject, text) == allowed
 
 
+HARMONY_CALL = "<|channel|>commentary to=functions.now <|constrain|>json<|message|>"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "allowed"),
+    [
+        ("llama-3", '{"name": "now", "parameters": {}}', True),
+        ("llama-3", '{"name": "never", "parameters": {}}', False),
+        ("llama-3", '{"names": ["a"]}', True),
+        ("llama-3", 'Call {"name": "never"}!', True),
+        ("harmony", f"<|channel|>analysis<|message|>Hm.<|end|>{HARMONY_CALL}{{}}<|call|>", True),
+        ("harmony", HARMONY_CALL + '{"x": 1}', False),
+        ("harmony", HARMONY_CALL.replace("now", "never") + "{}", False),
+        ("harmony", "<|channel|>final<|message|>Just text.", True),
+        ("functionary-v3.1", "Text. <function=now>{}</function>", True),
+        ("functionary-v3.1", "Text. <function=never>{}</function>", False),
+    ],
+)  # fmt: skip
+def test_calls_without_a_mark_of_their_own(name: str, text: str, allowed: bool) -> None:
+    subject = tokenizer("gpt-2")
+    format = next(format for format in FORMATS if format.name == name)
+    grammar = call_grammar(Calls(format, TOOLS, required=False), subject)
+    assert accepts(grammar, subject, text) == allowed
+
+
 def test_no_second_call_where_one_is_wanted() -> None:
     subject = tokenizer("gpt-2")
     for required in (True, False):
