@@ -87,7 +87,7 @@ def _drawing(plan: Plan) -> list[Sequence | None]:
     """Who draws a token from each logit row; None for rows whose logits alone are wanted."""
     rows: list[Sequence | None] = []
     for chunk in plan.chunks:
-        if chunk.rows == 1 and chunk.samples:
+        if chunk.rows == 1 and chunk.sequence.prompt_rows == 0:
             rows.append(chunk.sequence)
         elif chunk.rows:
             rows += [None] * chunk.prompt_rows

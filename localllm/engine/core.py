@@ -99,8 +99,7 @@ class EngineCore:
                 news = SequenceNews(request.sequence_id, finish_reason="error", error=outcome)
                 self._scheduler.tell(news)
             elif (sequence := self._scheduler.add(request)) is not None:
-                sequence.restriction = outcome.restriction
-                sequence.sampler = outcome.sampler
+                sequence.aid(outcome.restriction, outcome.sampler)
 
     def check_integrity(self) -> None:
         """Raises AssertionError unless every block and sequence is accounted for."""

@@ -204,6 +204,8 @@ class Scheduler:
         self._counts.prompt_tokens += max(0, min(chunk.end, n_prompt) - chunk.start)
         if chunk.rows == 0:
             return None
+        if sequence.prompt_rows == 0:
+            return self._token_news(sequence, outcome)
         sequence.rows_sent += chunk.prompt_rows
         if sequence.ends_with_prompt:
             return self._prompt_news(sequence, outcome)

@@ -26,6 +26,7 @@ class Sequence:
         "cached_tokens",
         "computed",
         "ends_with_prompt",
+        "is_plain",
         "order",
         "prompt_rows",
         "request",
@@ -45,7 +46,7 @@ class Sequence:
         self.cached_tokens: int | None = None  # of the prompt, set at first admission
         self.started: float | None = None  # when its first step began, once the caller has told
         self.rows_sent = 0  # of `prompt_rows`
-        self.restriction: Restriction | None = None  # these two are set before it is scheduled
+        self.restriction: Restriction | None = None
         self.sampler: RareSampler | None = None
         params, n_prompt = request.params, len(request.prompt)
         self.ends_with_prompt = request.prompt_logits or params.max_tokens == 0
@@ -54,6 +55,13 @@ class Sequence:
         self.prompt_rows = 0
         if request.prompt_logits or params.prompt_logprobs is not None:
             self.prompt_rows = n_prompt if self.ends_with_prompt else n_prompt - 1
+        # Whether nothing but the device's token is wanted.
+        self.is_plain = self.prompt_rows == 0 and params.logprobs is None
+
+    def aid(self, restriction: Restriction | None, sampler: RareSampler | None) -> None:
+        """Gives it what its tokens are drawn with, before it is scheduled."""
+        self.restriction, self.sampler = restriction, sampler
+        self.is_plain = self.is_plain and restriction is None and sampler is None
 
     @property
     def id(self) -> str:
@@ -72,16 +80,6 @@ class Sequence:
     def first_row(self) -> int:
         """The first position whose logits are still to come; the cache cannot serve it."""
         return self.rows_sent if self.owes_rows else len(self.tokens) - 1
-
-    @property
-    def is_plain(self) -> bool:
-        """Nothing but the device's token is wanted."""
-        return (
-            self.prompt_rows == 0
-            and self.restriction is None
-            and self.sampler is None
-            and self.request.params.logprobs is None
-        )
 
     @property
     def owes_rows(self) -> bool:

@@ -133,8 +133,8 @@ def test_only_rows_that_are_restricted_now_have_a_mask() -> None:
     plain, ends = sequence((5,), SamplingParams(seed=1)), sequence((6,), SamplingParams(seed=1))
     words = sequence((7,), SamplingParams(bad_words=("a",), seed=1))
     request = replace(ends.request, params=SamplingParams(min_tokens=1), eos_ids=frozenset([0]))
-    ends.restriction = Restriction(request, fake_vocabulary(), None)
-    words.restriction = Restriction(words.request, fake_vocabulary(), None)
+    ends.aid(Restriction(request, fake_vocabulary(), None), None)
+    words.aid(Restriction(words.request, fake_vocabulary(), None), None)
     arrays = rows.arrays([plain, ends, None, words])
     assert arrays.mask_rows.tolist() == [-1, 0, -1, 1]
     rows.fill_masks()
@@ -142,6 +142,7 @@ def test_only_rows_that_are_restricted_now_have_a_mask() -> None:
     assert np.unpackbits(masks[0].view(np.uint8), bitorder="little")[:3].tolist() == [0, 1, 1]
     a = WORDS.index("a")
     assert np.unpackbits(masks[1].view(np.uint8), bitorder="little")[[0, a]].tolist() == [1, 0]
+    assert ends.restriction is not None
     ends.restriction.take(9)
     assert rows.arrays([plain, ends, None, words]).mask_rows.tolist() == [-1, -1, -1, 0]
     before = arrays.masks.copy()
