@@ -192,7 +192,10 @@ class _Watch(AsyncIterator[SequenceNews]):
         instruments.finished(reason)
         if self._ticket.structured and reason in ("stop", "length"):
             self._ticket.metrics.structured_output(valid=reason == "stop")
-        if reason not in ("stop", "length") or self.first is None or self.last is None:
+        if reason not in ("stop", "length"):
+            return
+        if self.first is None or self.last is None:  # asked for the prompt's logprobs alone
+            instruments.count_prompt_tokens(self.n_prompt)
             return
         instruments.prompt_tokens(self.n_prompt)
         instruments.generation_tokens(self.n_generated)

@@ -204,10 +204,15 @@ async def test_a_stop_token_is_no_part_of_the_text(
     assert answer["choices"][0]["finish_reason"] == "stop"
 
 
-async def test_unknown_fields_are_ignored_and_named(client: httpx.AsyncClient) -> None:
+async def test_unknown_fields_are_ignored_and_named(
+    client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG", "localllm.server")
     answer = await ask(client, shiny=1, **{"new\r\nx-evil": 2}, user="me", metadata={"a": "b"})
     assert answer.status_code == 200
     assert answer.headers["x-localllm-ignored"] == "shiny, new%0D%0Ax-evil"
+    request_id = answer.headers["x-request-id"]
+    assert f"{request_id}: fields that nobody here knows: shiny, new%0D%0Ax-evil" in caplog.text
     assert (await ask(client, **{"": 1})).headers["x-localllm-ignored"] == '""'
     assert "x-localllm-ignored" not in (await ask(client)).headers
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 from fastapi import APIRouter, Request
@@ -28,6 +29,8 @@ from localllm.server.protocol.sampling import SamplingFields
 from localllm.server.served_model import ServedModel
 from localllm.server.text import echo_texts, encode_prompts
 from localllm.server.ticket import Ticket
+
+logger = logging.getLogger("localllm.server")
 
 router = APIRouter(tags=["generate"], responses=GENERATION_ERRORS, route_class=AdmittedRoute)
 
@@ -94,6 +97,8 @@ async def _answer(
     generation = Generation(ticket, model.tokenizer, writer.id, jobs)
     request.state.usage = generation.usage  # for the log
     headers = body.ignored_header()
+    for ignored in headers.values():
+        logger.debug("%s: fields that nobody here knows: %s", request.state.request_id, ignored)
     if truncated := generation.usage.truncated_tokens:
         headers["x-localllm-truncated-tokens"] = str(truncated)
     if body.stream:
