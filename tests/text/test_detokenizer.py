@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import codecs
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -125,3 +127,19 @@ class TestStops:
     def test_an_empty_one_is_an_error(self) -> None:
         with pytest.raises(ValueError, match="empty"):
             Detokenizer(Pieces([]), ("",))
+
+
+@given(PIECES, STOPS, st.integers(0, 8), st.integers(1, 5))
+def test_stop_strings_are_looked_for_behind_the_free_tokens(
+    pieces: list[bytes], stop: list[str], free: int, at_once: int
+) -> None:
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    begin = decoder.decode(b"".join(pieces[:free]))
+    rest, stopped_by = expected(
+        decoder.decode(b"".join(pieces[free:])) + decoder.decode(b"", final=True), stop
+    )
+    subject = Detokenizer(Pieces(pieces), stop, free)
+    ids = range(len(pieces))
+    shown = [subject.push(ids[i : i + at_once]) for i in range(0, len(pieces), at_once)]
+    assert "".join(shown) + subject.finish() == begin + rest
+    assert subject.stopped_by == stopped_by
