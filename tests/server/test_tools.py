@@ -347,18 +347,31 @@ class TestTurns:
         assert made["id"].isalnum()
 
 
+MISTRAL = (
+    "{% if tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}"
+    "{% for m in messages %}{% if m.role == 'user' %}[INST]{{ m.content }}[/INST]"
+    "{% else %}{{ m.content }}{% for call in m.tool_calls %}"
+    "[TOOL_CALLS]{{ call.function.name }}[ARGS]{{ call.function.arguments | tojson }}"
+    "{% endfor %}{% endif %}{% endfor %}"
+)
+
+
 async def test_control_tokens_reach_the_parser_and_nobody_else(tmp_path: Path) -> None:
     special = dict.fromkeys(["<|end|>", "[TOOL_CALLS]", "[ARGS]", "[INST]", "[/INST]"], CONTROL)
     path = write_vocabulary(tmp_path / "v.gguf", byte_level(special, eos_token_id=256))
     tokenizer = load_tokenizer(path)
     engine = FakeEngine(tokenizer)
     engine.say('Hm.[INST][TOOL_CALLS]look_up[ARGS]{"key": "[ARGS]"}')
-    source = template_source("unsloth-mistral-Devstral-Small-2507")
+    source = MISTRAL
     template = ChatTemplate({"default": source}, tokenizer)
     model = ServedModel(id="m", created=1, tokenizer=tokenizer, template=template, details={})
     messages = [{"role": "system", "content": "Be brief."}, *HELLO]
     async with client_of(engine, model, source) as client:
         (choice,) = (await ask(client, messages=messages))["choices"]
+        await ask(client, messages=messages, tool_choice="none")
+    assert engine.submitted[-1].params.logit_bias.keys() == {
+        tokenizer.special_tokens["[TOOL_CALLS]"]
+    }
     assert choice["message"]["content"] == "Hm."
     (call,) = choice["message"]["tool_calls"]
     assert call["function"] == {"name": "look_up", "arguments": '{"key": "[ARGS]"}'}
