@@ -149,10 +149,17 @@ class SamplingFields(GrammarFields):
 
 
 SAMPLING_NOT_HONOURED: dict[str, tuple[Any, ...]] = {
+    "allowed_token_ids": (),
     "cache_salt": ("",),
     "dynatemp_range": (0,),
     "guided_structural_tag": (),
+    "guided_whitespace_pattern": (),
+    "include_stop_str_in_output": (False,),
     "logits_processors": ([],),
+    "n_probs": (0,),
     "priority": (0,),
+    "return_tokens_as_token_ids": (False,),
+    "skip_special_tokens": (True,),
+    "top_n_sigma": (0, -1),
     "use_beam_search": (False,),
 }
