@@ -40,12 +40,10 @@ class EventStream(Response):
         self,
         events: AsyncGenerator[bytes, None],
         headers: Mapping[str, str],
-        keepalive_seconds: float = KEEPALIVE_SECONDS,
     ) -> None:
         self.status_code = 200
         self.background = None
         self._events = events
-        self._keepalive_seconds = keepalive_seconds
         self._started = False
         self._silent = True
         self._sending = asyncio.Lock()
@@ -79,7 +77,7 @@ class EventStream(Response):
     async def _ping(self, send: Send) -> None:
         while True:
             self._silent = True
-            await asyncio.sleep(self._keepalive_seconds)
+            await asyncio.sleep(KEEPALIVE_SECONDS)
             if self._silent:
                 await self._send(send, _PING)
 

@@ -98,6 +98,12 @@ def get_weather(city: str) -> str:
     return f"It is sunny in {city}."
 
 
+async def ask_async(model: Any) -> str:
+    text: str = (await model.ainvoke(QUESTION)).content
+    await model.root_async_client.close()
+    return text
+
+
 def test_langchain(server: RealServer, answer: str) -> None:
     chat_models = pytest.importorskip(
         "langchain_openai", reason="langchain-openai is not installed"
@@ -110,7 +116,7 @@ def test_langchain(server: RealServer, answer: str) -> None:
     assert whole.content == answer
     assert whole.usage_metadata["output_tokens"] == 20
     assert "".join(chunk.content for chunk in model.stream(QUESTION)) == answer
-    assert asyncio.run(model.ainvoke(QUESTION)).content == answer
+    assert asyncio.run(ask_async(model)) == answer
     with pytest.raises(core.ContextOverflowError, match="exceeds the context window"):
         model.invoke(TOO_LONG)
     model.max_tokens = 200
@@ -120,6 +126,7 @@ def test_langchain(server: RealServer, answer: str) -> None:
     assert call["args"].keys() == {"city"}
     structured = model.with_structured_output(Weather, method="json_schema")
     assert isinstance(structured.invoke("How is the weather?"), Weather)
+    model.root_client.close()
 
 
 def test_litellm(server: RealServer, answer: str, monkeypatch: pytest.MonkeyPatch) -> None:
