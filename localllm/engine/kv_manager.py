@@ -68,6 +68,7 @@ class KVManager:
         self.block_tokens = block_tokens
         self.prefix_cache = prefix_cache
         keep = keep_cached if keep_cached is not None else n_blocks
+        self.failures = 0  # times that `grow` found no room
         self.pools = tuple(BlockPool(n, k) for n, k in zip(n_blocks, keep, strict=True))
 
     def new_sequence(self, cache_salt: str) -> SequenceBlocks:
@@ -128,6 +129,7 @@ class KVManager:
         if more <= 0:
             return True
         if any(pool.free < more for pool in self.pools):
+            self.failures += 1
             return False
         for table, pool in zip(blocks.tables, self.pools, strict=True):
             table.extend([pool.allocate() for _ in range(more)])

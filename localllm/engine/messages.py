@@ -121,6 +121,7 @@ class EngineStats:
     generated_tokens: int = 0
     prefix_queries: int = 0  # tokens looked up
     prefix_hits: int = 0  # tokens served
+    alloc_failures: int = 0  # times that a running sequence found no block
     evictions: int = 0  # cached blocks that were taken for something else
     step_tokens: Tally = _NOTHING  # by meter.TOKEN_BOUNDS
     step_seconds: tuple[tuple[str, Tally], ...] = ()  # by phase, by meter.SECOND_BOUNDS

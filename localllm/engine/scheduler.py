@@ -113,6 +113,7 @@ class Scheduler:
             generated_tokens=counts.generated_tokens,
             prefix_queries=counts.prefix_queries,
             prefix_hits=counts.prefix_hits,
+            alloc_failures=self.kv.failures,
             evictions=self.kv.evictions,
         )
 

@@ -194,6 +194,11 @@ class _EngineCollector(Collector):
         yield counter("vllm:prefix_cache_hits", "Tokens found in the cache", stats.prefix_hits)
         yield counter("vllm:num_preemptions", "Sequences that had to wait anew", stats.preemptions)
         yield counter(
+            "localllm:kv_alloc_failures",
+            "Times that a running sequence found no block",
+            stats.alloc_failures,
+        )
+        yield counter(
             "localllm:kv_evictions", "Cached blocks taken for something else", stats.evictions
         )
         tokens = HistogramMetricFamily(

@@ -67,7 +67,7 @@ def test_company_chunks_cache_and_preemption_change_no_answer(
 def test_a_small_pool_does_preempt() -> None:
     core = fake_core(spare_blocks=2)
     run(core, *(submit(f"s{i}", prompt) for i, prompt in enumerate(prompts(16))))
-    assert core.stats.preemptions > 0
+    assert core.stats.alloc_failures >= core.stats.preemptions > 0
 
 
 def test_a_second_turn_finds_the_first_one_in_window_groups_too() -> None:

@@ -114,6 +114,7 @@ async def test_the_engine_tells_of_itself(
         preemptions=2,
         prefix_queries=100,
         prefix_hits=64,
+        alloc_failures=6,
         evictions=5,
         step_tokens=steps.tally(),
         step_seconds=(("run", Histogram((1.0,) * 13).tally()),),
@@ -129,6 +130,7 @@ async def test_the_engine_tells_of_itself(
     assert value(metrics["vllm:prefix_cache_queries"], "_total") == 100
     assert value(metrics["vllm:prefix_cache_hits"], "_total") == 64
     assert value(metrics["localllm:kv_evictions"], "_total") == 5
+    assert value(metrics["localllm:kv_alloc_failures"], "_total") == 6
     assert value(metrics["localllm:engine_restarts"], "_total") == 3
     tokens = metrics["vllm:iteration_tokens_total"]
     assert value(tokens, "_bucket", le="1.0") == 2
