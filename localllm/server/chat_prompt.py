@@ -43,7 +43,9 @@ def prepare_chat(
     choice = body.chosen_tools
     ids = encode_chat(template, body)
     format = _call_format(template)
-    reasoning = None if isinstance(format, ChannelFormat) else template.reasoning_format
+    reasoning, in_channels = template.reasoning_format, False
+    if isinstance(format, ChannelFormat):
+        reasoning, in_channels = format.reasoning, True
     thinking = Thinking.POSSIBLE
     if reasoning:
         thinking = state_after(tokenizer.decode(ids[-_END:], skip_special=False), reasoning)
@@ -54,7 +56,7 @@ def prepare_chat(
     wanted = None
     if choice.callable:
         wanted = Calls(format, choice.callable, choice.required, choice.single)
-    known = format if wanted or isinstance(format, ChannelFormat) else None
+    known = format if wanted or in_channels else None
     grammar = answer_grammar(wanted, params.grammar, known, tokenizer, reasoning, thinking)
     params = replace(params, grammar=grammar)
     if choice.forbidden:

@@ -181,6 +181,20 @@ class TestBudget:
         assert prompt_text(engine, gpt2).endswith("assistant\n<think>")
         assert (message["reasoning"], message["content"]) == ("Hm.", "Yes.")
 
+    async def test_in_channels(self, engine: FakeEngine, gpt2: ServedModel) -> None:
+        engine.say("Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes.")
+        async with client_of(engine, gpt2, template_source("openai-gpt-oss-120b")) as client:
+            answer = await ask(client, tools=None, thinking_budget=7, response_format=SCHEMA)
+        message = answer["choices"][0]["message"]
+        assert (message["reasoning"], message["content"]) == ("Hm.", "Yes.")
+        assert prompt_text(engine, gpt2).endswith("assistant<|channel|>analysis<|message|>")
+        params = engine.submitted[-1].params
+        assert params.thinking_budget is not None
+        assert params.thinking_budget.end == ("<|end|>",)
+        assert params.grammar is not None
+        assert params.grammar.after == ("<|end|>",)
+        assert params.grammar.source.startswith('start: "<|start|>assistant"')
+
     async def test_a_template_that_knows_budgets_is_told(
         self, engine: FakeEngine, gpt2: ServedModel
     ) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from localllm.text.reasoning import ReasoningFormat
+
 
 @dataclass(frozen=True, kw_only=True)
 class JsonCall:
@@ -136,6 +138,12 @@ class ChannelFormat:
     inner: ToolFormat | None = None
     parallel: bool = False
     id_length: int | None = None
+
+    @property
+    def reasoning(self) -> ReasoningFormat | None:
+        """The message that is thinking."""
+        opens = self.thinking[0]
+        return ReasoningFormat(opens, self.channels.ends[0]) if opens else None
 
     @property
     def markers(self) -> tuple[str, ...]:

@@ -126,6 +126,8 @@ def _think(
 ) -> str:
     """The thinking that may come first."""
     if isinstance(format, ChannelFormat) and format.thinking[0]:
+        if thinking == Thinking.OPEN:
+            return f"{rules.words.literal(format.channels.starts)} "
         opens, closes = format.thinking
         return f"({rules.words.literal(opens)} {rules.text_until(closes)})? "
     if reasoning is None or thinking == Thinking.OVER:

@@ -96,12 +96,15 @@ class OutputParser:
         return events
 
     def _run(self, thinking: Thinking) -> Read[None]:
-        if self._reasoning and thinking != Thinking.OVER:
-            yield from self._think(self._reasoning, thinking)
         match self._format:
-            case ChannelFormat() as channels:
-                yield from self._messages(channels)
+            case ChannelFormat() as format:
+                if thinking == Thinking.OPEN:
+                    yield from self._reason(format.channels.ends)
+                    yield from self._next_message(format)
+                yield from self._messages(format)
             case format:
+                if self._reasoning and thinking != Thinking.OVER:
+                    yield from self._think(self._reasoning, thinking)
                 yield from self._body(format, ())
 
     def _think(self, reasoning: ReasoningFormat, thinking: Thinking) -> Read[None]:
@@ -201,8 +204,11 @@ class OutputParser:
             else:
                 ends = channels.ends or (channels.starts,)
                 yield from self._body(format.inner, ends)
-            yield from reader.spaces()
-            yield from reader.accept(channels.starts)
+            yield from self._next_message(format)
+
+    def _next_message(self, format: ChannelFormat) -> Read[None]:
+        yield from self._reader.spaces()
+        yield from self._reader.accept(format.channels.starts)
 
     def _message_call(self, format: ChannelFormat, name: str) -> Read[None]:
         call = OpenCall(self._n_calls, self._new_id, self._emit, self._reader)

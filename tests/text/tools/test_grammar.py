@@ -14,11 +14,12 @@ import pytest
 from llguidance import LLMatcher
 
 from localllm.engine.vocabulary import Vocabulary
+from localllm.grammar import GrammarSpec
 from localllm.text.reasoning import ReasoningFormat, Thinking
 from localllm.text.tokenizer import Tokenizer, load_tokenizer
 from localllm.text.tools.events import ParsedAnswer
 from localllm.text.tools.formats import AnyFormat, ChannelFormat
-from localllm.text.tools.grammar import Calls, call_grammar
+from localllm.text.tools.grammar import Calls, answer_grammar, call_grammar
 from localllm.text.tools.parser import OutputParser
 from localllm.text.tools.schema import Tool
 from localllm.text.tools.table import FORMATS
@@ -265,6 +266,34 @@ def test_markers_that_are_control_tokens(name: str, tmp_path: Path) -> None:
     free = call_grammar(Calls(format, NO_FREE_TEXT, required=False), subject)
     assert accepts(free, subject, f"Let me see. {text}")
     assert not accepts(free, subject, f"{special[0]} is a token.")
+
+
+@pytest.mark.parametrize(
+    ("thinking", "text", "allowed"),
+    [
+        (Thinking.OPEN, '<|start|>assistant<|channel|>final<|message|>{"x":1}', True),
+        (Thinking.OPEN, f"<|start|>assistant{HARMONY_CALL}{{}}<|call|>", True),
+        (Thinking.OPEN, "<|start|>assistant<|channel|>final<|message|>No.", False),
+        (Thinking.POSSIBLE, '<|channel|>final<|message|>{"x":1}', True),
+        (
+            Thinking.POSSIBLE,
+            "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+            '<|channel|>final<|message|>{"x":1}',
+            True,
+        ),
+        (Thinking.POSSIBLE, "<|channel|>final<|message|>No.", False),
+    ],
+)
+def test_content_in_channels(thinking: Thinking, text: str, allowed: bool) -> None:
+    subject = tokenizer("gpt-2")
+    harmony = next(format for format in FORMATS if format.name == "harmony")
+    assert isinstance(harmony, ChannelFormat)
+    schema = GrammarSpec("json_schema", '{"properties": {"x": {"type": "integer"}}}')
+    calls = Calls(harmony, TOOLS, required=False)
+    spec = answer_grammar(calls, schema, harmony, subject, harmony.reasoning, thinking)
+    assert spec is not None
+    assert spec.after == (("<|end|>",) if thinking == Thinking.OPEN else ())
+    assert accepts(spec.source, subject, text) == allowed
 
 
 def test_an_argument_that_cannot_be_enforced_may_be_anything() -> None:
