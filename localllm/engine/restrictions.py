@@ -88,12 +88,16 @@ class Restriction:
 
     def _clear_ends(self, row: MaskArray) -> None:
         """Unless nothing else is left: then the grammar has come to its end."""
-        before = row.copy()
-        if not self._ignores_eos or self._grammar is not None:
-            clear_bits(row, self._ends)
-        clear_bits(row, self._stops)
-        if not row.any():
-            row[:] = before
+        cleared = []
+        ends = () if self._ignores_eos and self._grammar is None else (self._ends,)
+        for words, values in (*ends, self._stops):
+            held = row[words] & values
+            if held.any():
+                row[words] ^= held
+                cleared.append((words, held))
+        if cleared and not row.any():
+            for bits in cleared:
+                set_bits(row, bits)
 
 
 class ForbiddenTexts:
