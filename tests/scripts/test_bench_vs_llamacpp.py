@@ -83,3 +83,18 @@ def test_it_says_what_is_missing() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env={})
     assert done.returncode == 2
     assert "LLAMA_BENCH" in done.stderr
+
+
+def test_company_burns_while_both_run(log: Path, tmp_path: Path) -> None:
+    """The stand-in lists the burners that run beside it."""
+    bench = stand_in(log, "bench", [{"avg_ts": 0.5}])
+    seen = tmp_path / "seen"
+    watch = "import psutil\n"
+    watch += (
+        "lines = [' '.join(p.info['cmdline'] or ()) for p in psutil.process_iter(['cmdline'])]\n"
+    )
+    watch += f"Path({str(seen)!r}).write_text(str(lines))\n"
+    bench.write_text(bench.read_text().replace("with Path", watch + "with Path"))
+    compare("--llama-bench", str(bench), "--burners", "2", "--pairs", "1")
+    burner = f"{sys.executable} -c while True: pass"
+    assert seen.read_text().count(burner) >= 2

@@ -19,14 +19,15 @@ from localllm.backends.cpu.kernels.attention_layout import (
     Tile,
 )
 from localllm.backends.cpu.simd import (
-    as_f32x16,
-    as_i32x16,
     broadcast_f32x8,
     broadcast_f32x16,
     extract,
+    float_bits,
     fma,
+    int_bits,
     lanes_below,
     lanes_below_16,
+    like,
     load_f32x8,
     load_f32x16,
     max_f32,
@@ -36,9 +37,7 @@ from localllm.backends.cpu.simd import (
     scalar_store_f32,
     select,
     shift_left,
-    splat_f32x8,
     splat_f32x16,
-    store_f32x8,
     store_f32x16,
     store_masked_f32x8,
     sum_f32,
@@ -59,9 +58,9 @@ def weigh(tile: Tile, scores: int, part: int) -> None:
         return
     first, last = low // 16 * 16, -(-high // 16) * 16
     if tile.softcap != 0:
-        for i in range(first, last, 8):
-            capped = _tanh(load_f32x8(scores, i * 4)) * splat_f32x8(tile.softcap * LOG2_E)
-            store_f32x8(scores, i * 4, capped)
+        for i in range(first, last, 16):
+            capped = _tanh(load_f32x16(scores, i * 4)) * splat_f32x16(tile.softcap * LOG2_E)
+            store_f32x16(scores, i * 4, capped)
     # Positions that the row does not see weigh exactly 0.
     unseen = splat_f32x16(-np.inf)
     seen = select(lanes_below_16(low - first), unseen, load_f32x16(scores, first * 4))
@@ -143,10 +142,10 @@ def _exp2(x: Any) -> Any:
     p = fma(p, f, splat_f32x16(0.24022647738456726))
     p = fma(p, f, splat_f32x16(0.6931471824645996))
     p = fma(p, f, splat_f32x16(1.0))
-    scaled = as_f32x16(as_i32x16(p) + shift_left(as_i32x16(shifted), 23))
+    scaled = float_bits(int_bits(p) + shift_left(int_bits(shifted), 23))
     return select(x < splat_f32x16(-126.0), splat_f32x16(0.0), scaled)
 
 
 @helper
 def _tanh(x: Any) -> Any:
-    return splat_f32x8(1.0) - splat_f32x8(2.0) / (vexp(x + x) + splat_f32x8(1.0))
+    return like(x, 1.0) - like(x, 2.0) / (vexp(x + x) + like(x, 1.0))

@@ -22,7 +22,9 @@ from localllm.backends.cpu.simd import (
     f32_to_f64,
     intrinsic,
     lanes_below,
+    lanes_below_16,
     load_f32x8,
+    load_f32x16,
     mask_bits,
     scalar_load_f32,
     scalar_load_f64,
@@ -33,10 +35,10 @@ from localllm.backends.cpu.simd import (
     scalar_store_i64,
     select,
     shift_right_signed,
-    splat_f32x8,
-    splat_f64x8,
+    splat_f32x16,
+    splat_f64x16,
     splat_i32x8,
-    store_f32x8,
+    store_f32x16,
     sum_f64,
     vexp,
 )
@@ -87,14 +89,15 @@ def add(histogram: int, bucket: int, weight: float) -> None:
 def fill(row: Row, largest: float, temperature: float) -> None:
     """Computes the row's weights and the coarse histogram of those that are not light."""
     clear(row.coarse)
-    light = splat_f64x8(0.0)
-    for first in range(0, row.vocab, 8):
-        below = load_f32x8(row.logits, first * 4) - splat_f32x8(largest)
-        weights = vexp(below / splat_f32x8(temperature))
-        store_f32x8(row.weights, first * 4, weights)
-        heavy = weights >= splat_f32x8(LIGHT)
-        light += f32_to_f64(select(heavy, splat_f32x8(0.0), weights))
-        bits = mask_bits(heavy & lanes_below(row.vocab - first))
+    light = splat_f64x16(0.0)
+    for first in range(0, row.vocab, 16):
+        below = load_f32x16(row.logits, first * 4) - splat_f32x16(largest)
+        weights = vexp(below / splat_f32x16(temperature))
+        weights = select(lanes_below_16(row.vocab - first), weights, splat_f32x16(0.0))
+        store_f32x16(row.weights, first * 4, weights)
+        heavy = weights >= splat_f32x16(LIGHT)
+        light += f32_to_f64(select(heavy, splat_f32x16(0.0), weights))
+        bits = mask_bits(heavy)
         while bits != 0:
             _add_token(row, first + lowest_bit(bits))
             bits &= bits - 1

@@ -19,7 +19,7 @@ from localllm.backends.cpu.simd.vector import (
     Vector,
     f32x8,
     f32x16,
-    f64x8,
+    f64x16,
     i32x8,
     intrinsic,
     lanes,
@@ -90,7 +90,18 @@ def _splatter(kind: Vector, scalar: Any) -> Any:
 
 
 splat_f32x8, splat_i32x8 = _splatter(f32x8, types.float32), _splatter(i32x8, types.int32)
-splat_f32x16, splat_f64x8 = _splatter(f32x16, types.float32), _splatter(f64x8, types.float64)
+splat_f32x16, splat_f64x16 = _splatter(f32x16, types.float32), _splatter(f64x16, types.float64)
+
+
+@intrinsic
+def like(typingctx: Any, x: Any, value: Any) -> Any:
+    """A vector of x's type with the value in every lane."""
+
+    def build(context: Any, b: Any, sig: Any, args: Any) -> Any:
+        scalar = types.float32 if x.is_float else types.int32
+        return splat_ir(b, context.cast(b, args[1], sig.args[1], scalar), x.n)
+
+    return x(x, value), build
 
 
 def _shifter(name: str) -> Any:
@@ -188,9 +199,9 @@ def mask_bits(typingctx: Any, mask: Any) -> Any:
     """The mask as an integer, lane 0 in bit 0."""
 
     def build(context: Any, b: Any, sig: Any, args: Any) -> Any:
-        return b.zext(b.bitcast(args[0], ir.IntType(8)), I32)
+        return b.zext(b.bitcast(args[0], ir.IntType(mask.n)), I32)
 
-    return types.int32(mask8), build
+    return types.int32(mask), build
 
 
 @intrinsic

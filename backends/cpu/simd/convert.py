@@ -18,11 +18,10 @@ from localllm.backends.cpu.simd.vector import (
     f16x8,
     f32x8,
     f32x16,
-    f64x8,
+    f64x16,
     i8x8,
     i16x8,
     i32x8,
-    i32x16,
     intrinsic,
     with_element,
 )
@@ -44,7 +43,7 @@ def _converter(source: Vector, result: Vector, instruction: str) -> Any:
 i32_to_f32 = _converter(i32x8, f32x8, "sitofp")
 i16_to_i32 = _converter(i16x8, i32x8, "sext")
 i32_to_i8 = _converter(i32x8, i8x8, "trunc")
-f32_to_f64 = _converter(f32x8, f64x8, "fpext")
+f32_to_f64 = _converter(f32x16, f64x16, "fpext")
 
 
 def _caster(result: Vector) -> Any:
@@ -60,7 +59,22 @@ def _caster(result: Vector) -> Any:
 
 # The same bits, seen as another type of the same size.
 as_i16x8, as_i32x8, as_f32x8 = _caster(i16x8), _caster(i32x8), _caster(f32x8)
-as_i32x16, as_f32x16 = _caster(i32x16), _caster(f32x16)
+
+
+def _bits(element: str) -> Any:
+    @intrinsic
+    def cast(typingctx: Any, x: Any) -> Any:
+        result = Vector(element, x.n)
+
+        def build(context: Any, b: Any, sig: Any, args: Any) -> Any:
+            return b.bitcast(args[0], result.ir)
+
+        return result(x), build
+
+    return cast
+
+
+int_bits, float_bits = _bits("i32"), _bits("f32")  # of vectors of any length
 
 
 @intrinsic

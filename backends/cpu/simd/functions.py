@@ -1,4 +1,4 @@
-"""Elementary functions of eight floats: the same bits on every machine."""
+"""Elementary functions of float32 vectors of any length: the same bits on every machine."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ import numba
 
 from localllm.backends.cpu.simd.arithmetic import (
     fma,
+    like,
     maximum,
     minimum,
     select,
     shift_left,
-    splat_f32x8,
-    splat_i32x8,
 )
-from localllm.backends.cpu.simd.convert import as_f32x8, i32_to_f32, round_to_i32
+from localllm.backends.cpu.simd.convert import float_bits, int_bits
 
 
 def inline(fn: Any) -> Any:
@@ -26,17 +25,19 @@ def inline(fn: Any) -> Any:
 @inline
 def vexp(x: Any) -> Any:
     """e**x within 1e-7 relative; 0 below -87, e**88 above 88, NaN of NaN."""
-    clamped = minimum(maximum(x, splat_f32x8(-87.0)), splat_f32x8(88.0))
-    n = round_to_i32(clamped * splat_f32x8(1.44269504))
+    clamped = minimum(maximum(x, like(x, -87.0)), like(x, 88.0))
+    # Adding 1.5 * 2**23 rounds to the nearest integer and leaves it in the low mantissa bits.
+    shifted = clamped * like(x, 1.44269504) + like(x, 12582912.0)
+    n = shifted - like(x, 12582912.0)
     # r = x - n ln 2, which lies in +-0.35; ln 2 in two parts
-    r = fma(i32_to_f32(n), splat_f32x8(-0.6931471824645996), clamped)
-    r = fma(i32_to_f32(n), splat_f32x8(1.904654323148236e-09), r)
+    r = fma(n, like(x, -0.6931471824645996), clamped)
+    r = fma(n, like(x, 1.904654323148236e-09), r)
     # e**r = 1 + r + r**2 q(r), q fitted for least relative error of the whole (3e-9)
-    q = fma(r, splat_f32x8(0.0013814539415761828), splat_f32x8(0.00836874544620514))
-    q = fma(q, r, splat_f32x8(0.04166838899254799))
-    q = fma(q, r, splat_f32x8(0.1666652113199234))
-    q = fma(q, r, splat_f32x8(0.4999999403953552))
-    e_to_r = fma(q, r * r, r) + splat_f32x8(1.0)
-    two_to_n = as_f32x8(shift_left(n + splat_i32x8(127), 23))
-    result = select(x < splat_f32x8(-87.0), splat_f32x8(0.0), e_to_r * two_to_n)
+    q = fma(r, like(x, 0.0013814539415761828), like(x, 0.00836874544620514))
+    q = fma(q, r, like(x, 0.04166838899254799))
+    q = fma(q, r, like(x, 0.1666652113199234))
+    q = fma(q, r, like(x, 0.4999999403953552))
+    e_to_r = fma(q, r * r, r) + like(x, 1.0)
+    two_to_n = float_bits(shift_left(int_bits(shifted), 23) + int_bits(like(x, 1.0)))
+    result = select(x < like(x, -87.0), like(x, 0.0), e_to_r * two_to_n)
     return select(x == x, result, x)

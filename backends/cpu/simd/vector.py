@@ -57,8 +57,8 @@ class _VectorModel(models.PrimitiveModel):
 i8x8, i8x16, i8x32 = Vector("i8", 8), Vector("i8", 16), Vector("i8", 32)
 i16x8, i16x16 = Vector("i16", 8), Vector("i16", 16)
 i32x8, f16x8, f32x8 = Vector("i32", 8), Vector("f16", 8), Vector("f32", 8)
-i32x16, f16x16, f32x16 = Vector("i32", 16), Vector("f16", 16), Vector("f32", 16)
-f64x8 = Vector("f64", 8)
+f16x16, f32x16 = Vector("f16", 16), Vector("f32", 16)
+f64x16 = Vector("f64", 16)
 mask8, mask16 = Vector("i1", 8), Vector("i1", 16)
 
 
