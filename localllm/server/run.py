@@ -17,6 +17,7 @@ from localllm.errors import LocalLLMError
 from localllm.server.app import MAX_RUNNING, create_app
 from localllm.server.auth import KeyRing
 from localllm.server.service import Service
+from localllm.server.wire import Wire
 
 logger = logging.getLogger("localllm.server")
 
@@ -41,6 +42,7 @@ async def serve(
         log_config=None,
         access_log=False,
         server_header=False,
+        http=Wire,
         ws="none",
         timeout_keep_alive=_KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=_ABORT_SECONDS,

@@ -8,8 +8,10 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import httpx
 import pytest
@@ -27,12 +29,14 @@ import asyncio, sys, threading
 from tests.helpers import tokenizer_cases
 from tests.server.fakes import FakeEngine
 from localllm.config import HttpConfig
+from localllm.server import wire
 from localllm.server.listen import bind, url_of
 from localllm.server.run import serve
 from localllm.server.served_model import load_served_model
 from localllm.server.service import Service
 
 async def main():
+    wire.HEAD_SECONDS = float(sys.argv[2])
     (case,) = tokenizer_cases("gpt-2")
     model = load_served_model(case.gguf)
     engine = FakeEngine(model.tokenizer, "one two three four")
@@ -71,9 +75,9 @@ class Server:
 
 
 @contextmanager
-def server(drain_seconds: float = HANG) -> Iterator[Server]:
+def server(drain_seconds: float = HANG, head_seconds: float = HANG) -> Iterator[Server]:
     process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(drain_seconds)],
+        [sys.executable, "-c", PROGRAM, str(drain_seconds), str(head_seconds)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -145,6 +149,44 @@ def test_a_client_that_leaves_over_a_socket_frees_its_sequence() -> None:
             assert httpx.get(f"{running.url}/health").json()["running"] == 1
         while httpx.get(f"{running.url}/health").json()["running"]:
             pass
+
+
+def exchange(url: str, sent: bytes) -> tuple[int, dict[str, Any]]:
+    """Status and error of the answer to some bytes, after which the server hangs up."""
+    host, port = url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=HANG) as line:
+        line.sendall(sent)
+        answer = b"".join(iter(lambda: line.recv(65536), b""))
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b"x-request-id: req_" in head
+    assert b"connection: close" in head.lower()
+    return int(head.split()[1]), json.loads(body)["error"]
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"nonsense\r\n\r\n",
+        b"GET / HTTP/1.1\r\n\r\n",  # without a Host
+        b"POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: many\r\n\r\n",
+    ],
+    ids=["nonsense", "no host", "a length that is none"],
+)
+def test_what_is_no_http_has_the_envelope_too(sent: bytes) -> None:
+    with server() as running:
+        status, error = exchange(running.url, sent)
+        assert (status, error["code"]) == (400, "invalid_http")
+        assert httpx.get(f"{running.url}/health").status_code == 200
+
+
+def test_headers_that_do_not_come() -> None:
+    with server(head_seconds=0.2) as running:
+        for sent in (b"", b"GET /health HTTP/1.1\r\nhost: loc"):
+            assert exchange(running.url, sent)[1]["code"] == "head_timeout"
+        with httpx.Client(base_url=running.url) as client:  # an idle connection is no such thing
+            assert client.get("/health").status_code == 200
+            time.sleep(0.5)
+            assert client.get("/health").status_code == 200
 
 
 def test_a_port_that_is_taken() -> None:
