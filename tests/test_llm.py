@@ -251,7 +251,7 @@ SCRIPT = f"""
 from localllm import LLM, SamplingParams
 llm = LLM({str(TINY_MODEL)!r}, backend="cpu", threads=1)
 params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
-print(llm.generate("Hello", params)[0].token_ids)
+print(llm.generate("Hello", params)[0].token_ids, flush=True)
 """
 ENDLESS = """
 llm.generate(["Hello"] * 2000, SamplingParams(ignore_eos=True))
