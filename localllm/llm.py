@@ -19,7 +19,7 @@ from localllm.config import EngineConfig, parse_size
 from localllm.engine.client import EngineClient, Inbox
 from localllm.engine.local import LocalEngine
 from localllm.engine.messages import EngineStats, Ready, SequenceNews, Submit, TokenLogprobs
-from localllm.errors import EngineError, RequestError
+from localllm.errors import RequestError
 from localllm.gguf import GGUFFile
 from localllm.sampling_params import SamplingParams
 from localllm.text.detokenizer import Detokenizer
@@ -217,7 +217,7 @@ class LLM:
                 news = self._engine.next_news(inbox)
                 if news.finish_reason == "error":
                     unfinished.pop(news.sequence_id, None)
-                    raise EngineError(news.error or "The engine dropped the sequence")
+                    raise news.failure()
                 if (found := unfinished.get(news.sequence_id)) and found.take(news):
                     del unfinished[news.sequence_id]
                     if news.finish_reason is None:

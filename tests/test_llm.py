@@ -24,6 +24,7 @@ from localllm.errors import (
     RequestError,
     UnsupportedArchitectureError,
 )
+from localllm.grammar import GrammarSpec
 from localllm.text.tokenizer import load_tokenizer
 from tests.engine.processes import PATIENCE, TINY_MODEL, engine_processes, is_gone, wait_until
 from tests.helpers import SHARED, architecture_cases
@@ -201,6 +202,13 @@ def test_several_threads_may_ask_at_once(llm: LLM) -> None:
     for thread in threads:
         thread.join()
     assert [found[i] for i in range(4)] == expected
+
+
+def test_a_grammar_that_nothing_satisfies_is_the_requests_fault(llm: LLM) -> None:
+    grammar = GrammarSpec("json_schema", '{"$ref": "#"}')
+    with pytest.raises(RequestError):
+        llm.generate("Hello", SamplingParams(max_tokens=5, grammar=grammar))
+    assert llm.generate("Hello", SamplingParams(max_tokens=1))
 
 
 def test_closed_means_closed() -> None:

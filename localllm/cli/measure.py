@@ -95,6 +95,6 @@ class Meter:
         times: list[float] = []
         async for news in self._engine.submit(submit):
             if news.finish_reason not in (None, "length"):
-                raise EngineError(news.error or "The engine dropped the sequence")
+                raise news.failure()
             times += [time.perf_counter()] * len(news.tokens)
         return times

@@ -12,7 +12,6 @@ from typing import TypeAlias
 from localllm.config import EngineConfig
 from localllm.engine.messages import EngineStats, Ready, SequenceNews, Submit
 from localllm.engine.supervisor import DEFAULT_HANG_SECONDS, Supervisor
-from localllm.errors import EngineError
 
 Inbox: TypeAlias = "SimpleQueue[SequenceNews]"
 
@@ -182,5 +181,5 @@ class _Stream(AsyncIterator[SequenceNews]):
         news = await self._news.get()
         self._ended = news.finish_reason is not None
         if news.finish_reason == "error":
-            raise EngineError(news.error or "The engine dropped the sequence")
+            raise news.failure()
         return news

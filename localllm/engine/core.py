@@ -16,6 +16,7 @@ from localllm.engine.runner import Runner
 from localllm.engine.scheduler import Scheduler
 from localllm.engine.sequence import Plan
 from localllm.engine.vocabulary import Vocabulary
+from localllm.errors import RequestError
 
 _PATIENCE_SECONDS = 0.1  # after which the caller may look for other messages
 
@@ -95,8 +96,13 @@ class EngineCore:
         """Waits for them when there is nothing else to do."""
         patience = 0.0 if self._scheduler.has_work else _PATIENCE_SECONDS
         for request, outcome in self._preparation.ready(patience):
-            if isinstance(outcome, str):
-                news = SequenceNews(request.sequence_id, finish_reason="error", error=outcome)
+            if isinstance(outcome, Exception):
+                news = SequenceNews(
+                    request.sequence_id,
+                    finish_reason="error",
+                    error=str(outcome),
+                    refused=isinstance(outcome, RequestError),
+                )
                 self._scheduler.tell(news)
             elif (sequence := self._scheduler.add(request)) is not None:
                 sequence.aid(outcome.restriction, outcome.sampler)

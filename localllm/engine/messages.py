@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from localllm.engine.meter import Tally
+from localllm.errors import EngineError, RequestError
 from localllm.sampling_params import SamplingParams
 
 if TYPE_CHECKING:  # the scheduler speaks these and needs no numpy
@@ -106,6 +107,13 @@ class SequenceNews:
     logprobs: tuple[TokenLogprobs, ...] = ()  # of `tokens`, where the request asks
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of the next prompt tokens; none of the first
     error: str | None = None
+    refused: bool = False  # the error is the request's own
+
+    def failure(self) -> RequestError | EngineError:
+        """What to raise for a sequence that ended with an error, or was dropped."""
+        if self.refused and self.error:
+            return RequestError(self.error)
+        return EngineError(self.error or "The engine dropped the sequence")
 
 
 @dataclass(frozen=True)

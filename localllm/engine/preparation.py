@@ -12,7 +12,7 @@ from localllm.engine.messages import Submit
 from localllm.engine.rare_sampling import RareSampler, is_rare
 from localllm.engine.restrictions import Restriction
 from localllm.engine.vocabulary import Vocabulary
-from localllm.errors import RequestError
+from localllm.errors import EngineError, RequestError
 from localllm.sampling_params import SamplingParams
 
 
@@ -57,8 +57,9 @@ class Preparation:
         """Whether it was there."""
         return self._pending.pop(sequence_id, None) is not None
 
-    def ready(self, patience: float) -> Iterator[tuple[Submit, Aids | str]]:
-        """Takes out what is done: a request and its aids, or why there are none.
+    def ready(self, patience: float) -> Iterator[tuple[Submit, Aids | Exception]]:
+        """Takes out what is done: a request and its aids, or why there are none (a RequestError
+        where the request is at fault).
 
         Waits for the first, up to `patience` seconds.
         """
@@ -91,10 +92,10 @@ class Preparation:
         return Aids(restriction, sampler)
 
 
-def _outcome(future: Future[Aids]) -> Aids | str:
+def _outcome(future: Future[Aids]) -> Aids | Exception:
     error = future.exception()
     if error is None:
         return future.result()
     if isinstance(error, RequestError):
-        return str(error)
-    return f"preparing the request failed: {type(error).__name__}: {error}"
+        return error
+    return EngineError(f"preparing the request failed: {type(error).__name__}: {error}")

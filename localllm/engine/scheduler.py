@@ -85,7 +85,8 @@ class Scheduler:
             self.tell(SequenceNews(sequence_id, finish_reason="cancelled"))
 
     def schedule(self) -> Plan:
-        step = _Step(self._budget, self._running)
+        seats = self._budget.seqs - len(self._running)
+        step = _Step(self._budget, self._running, min(len(self._waiting), seats))
         preemptions = self._counts.preemptions
         self._schedule_running(step)
         if self._waiting and self._counts.preemptions == preemptions:
@@ -169,6 +170,7 @@ class Scheduler:
             if not self._fits(sequence, prefix):
                 break
             self._admit(self._waiting.pop(i), prefix)
+            step.admits()
             end = step.chunk_end(sequence)
             if end > sequence.computed:
                 grown = self.kv.grow(sequence.blocks, end)
@@ -264,23 +266,36 @@ class Scheduler:
 class _Step:
     """What is left of one step's budget while it is planned."""
 
-    def __init__(self, budget: StepBudget, running: list[Sequence]) -> None:
+    def __init__(self, budget: StepBudget, running: list[Sequence], waiting: int) -> None:
+        """`waiting`: how many more may be admitted."""
         self.tokens = budget.tokens
         self.rows = budget.logit_rows
         self.followers = len(running)  # running sequences that have not had their turn
         self.decoding = sum(s.remaining == 1 for s in running)  # of these, with one token to go
+        self.reading = len(running) - self.decoding + waiting  # with more, or not admitted yet
         self.chunks: list[Chunk] = []
 
     def passes(self, sequence: Sequence) -> None:
         """It is this running sequence's turn."""
         self.followers -= 1
         self.decoding -= sequence.remaining == 1
+        self.reading -= sequence.remaining != 1
+
+    def admits(self) -> None:
+        """It is the turn of the next one that waits."""
+        self.reading -= 1
 
     def chunk_end(self, sequence: Sequence) -> int:
-        """How far the sequence may go. A long chunk leaves a token to each that needs just one."""
-        remaining = sequence.remaining
-        room = self.tokens if remaining == 1 else max(1, self.tokens - self.decoding)
-        n = min(remaining, room)
+        """How far the sequence may go.
+
+        A long chunk leaves a token to each that needs just one, and a quarter of the rest where
+        others have something to read: a short prompt does not wait for the end of a long one.
+        """
+        remaining, room = sequence.remaining, self.tokens
+        if remaining > 1:
+            room -= self.decoding
+            room -= room // 4 if self.reading > 0 else 0
+        n = min(remaining, max(1, room))
         if sequence.owes_rows:
             unasked = sequence.rows_sent - sequence.computed
             n = min(n, unasked + min(self.rows, max(1, self.rows - self.followers)))

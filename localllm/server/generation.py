@@ -212,7 +212,7 @@ class _SequenceReader:
     def read(self, news: SequenceNews) -> Delta:
         """Token by token, so that tokens after a stop string count for nothing."""
         if news.finish_reason in ("error", "cancelled"):
-            raise EngineError(news.error or "The engine dropped the sequence")
+            raise news.failure()
         text = ""
         for position, token in enumerate(news.tokens):
             is_last = position == len(news.tokens) - 1

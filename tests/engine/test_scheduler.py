@@ -93,14 +93,22 @@ def test_a_prompt_does_not_stall_those_that_generate() -> None:
     engine.add(submit("long", 60, first=200))
     engine.add(submit("short", 3))
     engine.add(submit("other", 2, first=300))
-    assert step(engine)[0] == {"long": 16}
-    while engine.stats().running == 1:
-        chunks, _ = step(engine)
-    assert chunks == {"long": 12, "short": 3, "other": 1}
+    assert step(engine)[0] == {"long": 12, "short": 3, "other": 1}
+    assert step(engine)[0] == {"long": 14, "short": 1, "other": 1}
     engine.cancel("long")
     engine.add(submit("next", 30, first=400))
     assert step(engine)[0] == {"short": 1, "other": 1, "next": 14}
     assert step(engine)[0] == {"short": 1, "other": 1, "next": 14}
+
+
+def test_a_short_prompt_does_not_wait_for_the_end_of_a_long_one() -> None:
+    engine = scheduler(tokens=16)
+    engine.add(submit("long", 60, first=200, priority=1))
+    assert step(engine)[0] == {"long": 16}
+    engine.add(submit("short", 6))
+    assert step(engine)[0] == {"long": 12, "short": 4}  # it finds the other running
+    assert step(engine)[0] == {"short": 2, "long": 14}  # and goes first from then on
+    assert step(engine)[0] == {"short": 1, "long": 15}
 
 
 def test_a_more_important_prompt_leaves_a_token_to_those_that_generate() -> None:

@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 from urllib.parse import quote
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from localllm.errors import RequestError
 
 _MOST_NAMES_IN_HEADER = 20
+
+
+def sound(value: Any, where: str = "") -> Any:
+    """The value with valid Unicode throughout; RequestError for a number that is not finite."""
+    if isinstance(value, str):
+        return value if value.isascii() else _whole_pairs(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise RequestError(f"{where} must be a finite number", param=where)
+    if isinstance(value, dict):
+        inside = f"{where}." if where else ""
+        return {sound(name): sound(part, f"{inside}{name}") for name, part in value.items()}
+    if isinstance(value, list):
+        return [sound(part, f"{where}[{at}]") for at, part in enumerate(value)]
+    return value
+
+
+def _whole_pairs(text: str) -> str:
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def not_supported(name: str, instead: str = "") -> RequestError:
@@ -22,9 +41,21 @@ def not_supported(name: str, instead: str = "") -> RequestError:
 
 
 class RequestBody(BaseModel):
-    """A JSON body. Fields that the model does not declare are kept, to be refused or named."""
+    """A JSON body. Fields that the model does not declare are kept, to be refused or named.
+
+    Halves of surrogate pairs, which JSON can carry and nothing behind takes, become U+FFFD; numbers
+    beyond float64 are refused.
+    """
 
     model_config = ConfigDict(strict=True, extra="allow")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sound(cls, body: Any) -> Any:
+        try:
+            return sound(body)
+        except RecursionError:
+            raise RequestError("The body is nested too deeply") from None
 
     not_honoured: ClassVar[Mapping[str, Collection[Any]]] = {}
     """Fields that are known but do nothing here, each with the values that ask for nothing."""
