@@ -15,6 +15,7 @@ from localllm.errors import GGUFError, RequestError, TokenizerError
 from localllm.gguf import GGUFFile
 from localllm.text.models import TextModel, byte_of
 from localllm.text.splitter import SpecialTokenSplitter
+from localllm.text.valid_unicode import valid_unicode
 from localllm.text.vocabulary import TokenType, Vocabulary
 
 _HIDDEN = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.UNUSED, TokenType.UNDEFINED)
@@ -100,7 +101,7 @@ class Tokenizer:
         ids: list[int] = []
         for part in parts:
             if isinstance(part, str):
-                ids += self._model.encode(_valid_unicode(part))
+                ids += self._model.encode(valid_unicode(part))
             else:
                 ids.append(part)
         return ids
@@ -199,10 +200,3 @@ def load_tokenizer(source: str | Path | GGUFFile) -> Tokenizer:
         return build_tokenizer(source)
     except GGUFError as error:
         raise TokenizerError(str(error)) from error
-
-
-def _valid_unicode(text: str) -> str:
-    """JSON can carry half of a surrogate pair, which no tokenizer takes: U+FFFD instead."""
-    if text.isascii():
-        return text
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -10,6 +10,7 @@ from urllib.parse import quote
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from localllm.errors import RequestError
+from localllm.text.valid_unicode import valid_unicode
 
 _MOST_NAMES_IN_HEADER = 20
 
@@ -17,7 +18,7 @@ _MOST_NAMES_IN_HEADER = 20
 def sound(value: Any, where: str = "") -> Any:
     """The value with valid Unicode throughout; RequestError for a number that is not finite."""
     if isinstance(value, str):
-        return value if value.isascii() else _whole_pairs(value)
+        return valid_unicode(value)
     if isinstance(value, float) and not math.isfinite(value):
         raise RequestError(f"{where} must be a finite number", param=where)
     if isinstance(value, dict):
@@ -26,10 +27,6 @@ def sound(value: Any, where: str = "") -> Any:
     if isinstance(value, list):
         return [sound(part, f"{where}[{at}]") for at, part in enumerate(value)]
     return value
-
-
-def _whole_pairs(text: str) -> str:
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def not_supported(name: str, instead: str = "") -> RequestError:

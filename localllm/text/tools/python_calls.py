@@ -5,6 +5,7 @@ from __future__ import annotations
 from localllm.text.tools.call import ObjectWriter, OpenCall, expect, read_word
 from localllm.text.tools.json_text import as_json
 from localllm.text.tools.reader import Read, Reader
+from localllm.text.valid_unicode import valid_unicode
 
 
 def python_call(reader: Reader, call: OpenCall) -> Read[None]:
@@ -63,7 +64,7 @@ def _value(reader: Reader, writer: ObjectWriter) -> Read[None]:
 
 def _code_point(digits: str) -> str:
     try:
-        return chr(int(digits, 16)).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        return valid_unicode(chr(int(digits, 16)))
     except ValueError:
         return digits
 
