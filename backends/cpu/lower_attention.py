@@ -54,8 +54,7 @@ def _rope_table(build: Builder, table: RopeTable) -> Buffer:
 def lower_attention(build: Builder, op: Attention) -> None:
     """Stores the step's keys and values, then attends; both take turns on the layer's cache."""
     out, q = build.operand(op.out), build.operand(op.q)
-    group = build.program.kv_groups[op.group]
-    layer = group.layers[op.layer]
+    layer = build.program.kv_groups[op.group].layers[op.layer]
     heads = q.width // op.head_dim
     cached = Region(build.cache_turns[op.group], op.layer, op.layer + 1)
     if op.out in build.fusions.rotations:
@@ -76,14 +75,8 @@ def lower_attention(build: Builder, op: Attention) -> None:
             q_stride=q.stride,
             out=out.address,
             out_stride=out.stride,
-            cache=build.caches[op.group].layer_address(op.layer),
-            block_bytes=kv.group_block_bytes(group),
-            head_bytes=kv.head_bytes(layer),
-            group=op.group,
             heads=heads,
-            kv_heads=layer.kv_heads,
-            key_dim=op.head_dim,
-            value_dim=op.value_dim,
+            **_cache_words(build, op),
             scale=float(op.scale),
             window=op.window or 0,
             softcap=float(op.softcap or 0.0),
@@ -100,10 +93,23 @@ def lower_attention(build: Builder, op: Attention) -> None:
     )
 
 
-def _store(build: Builder, op: Attention, cached: Region) -> None:
-    k, v = build.operand(op.k), build.operand(op.v)
+def _cache_words(build: Builder, op: Attention) -> dict[str, int]:
+    """What every kernel on the paged cache is told of an op's layer. Once the caches are set."""
     group = build.program.kv_groups[op.group]
     layer = group.layers[op.layer]
+    return {
+        "cache": build.caches[op.group].layer_address(op.layer),
+        "block_bytes": kv.group_block_bytes(group),
+        "head_bytes": kv.head_bytes(layer),
+        "group": op.group,
+        "kv_heads": layer.kv_heads,
+        "key_dim": op.head_dim,
+        "value_dim": op.value_dim,
+    }
+
+
+def _store(build: Builder, op: Attention, cached: Region) -> None:
+    k, v = build.operand(op.k), build.operand(op.v)
     build.call(
         kv.kv_store,
         lambda: kv.StoreArgs(
@@ -111,13 +117,7 @@ def _store(build: Builder, op: Attention, cached: Region) -> None:
             k_stride=k.stride,
             v=v.address,
             v_stride=v.stride,
-            cache=build.caches[op.group].layer_address(op.layer),
-            block_bytes=kv.group_block_bytes(group),
-            head_bytes=kv.head_bytes(layer),
-            group=op.group,
-            kv_heads=layer.kv_heads,
-            key_dim=op.head_dim,
-            value_dim=op.value_dim,
+            **_cache_words(build, op),
         ),
         reads=[k.region, v.region],
         writes=[cached],
@@ -130,8 +130,6 @@ def _rope_and_store(
 ) -> None:
     q, out, k, v = map(build.operand, (q_rope.x, q_rope.out, k_rope.x, op.v))
     table, pairs = _rope_table(build, q_rope.table), len(q_rope.table.inv_freq)
-    group = build.program.kv_groups[op.group]
-    layer = group.layers[op.layer]
     build.need_scratch(k.width * FLOAT_BYTES)
     build.call(
         rope_kv.rope_and_store,
@@ -148,13 +146,7 @@ def _rope_and_store(
             k_stride=k.stride,
             v=v.address,
             v_stride=v.stride,
-            cache=build.caches[op.group].layer_address(op.layer),
-            block_bytes=kv.group_block_bytes(group),
-            head_bytes=kv.head_bytes(layer),
-            group=op.group,
-            kv_heads=layer.kv_heads,
-            key_dim=op.head_dim,
-            value_dim=op.value_dim,
+            **_cache_words(build, op),
             scratch=build.scratch_address,
             scratch_bytes=build.scratch_bytes,
         ),
