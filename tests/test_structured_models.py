@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from localllm import LLM, SamplingParams
-from localllm.errors import EngineError
+from localllm.errors import RequestError
 from localllm.grammar import GrammarSpec
 from localllm.llm import Completion
 from tests.helpers import FIXTURES
@@ -143,11 +143,11 @@ def test_fault_14_a_full_context_ends_with_length(llm: LLM) -> None:
 
 
 def test_a_grammar_that_cannot_be_is_the_callers_error(llm: LLM) -> None:
-    with pytest.raises(EngineError, match="unclosed group"):
+    with pytest.raises(RequestError, match="unclosed group"):
         llm.generate(PROMPT, SamplingParams(grammar=GrammarSpec("regex", "(")))
     assert llm.generate(PROMPT, SamplingParams(max_tokens=2, seed=1))[0].token_ids
 
 
 def test_what_the_vocabulary_cannot_spell_is_an_error(llm: LLM) -> None:
-    with pytest.raises(EngineError, match="no tokens of this model"):
+    with pytest.raises(RequestError, match="no tokens of this model"):
         llm.generate(PROMPT, SamplingParams(grammar=GrammarSpec("choice", '["日本"]')))

@@ -20,13 +20,16 @@ from __future__ import annotations
 
 import functools
 import importlib
+import itertools
 import json
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeAlias, TypeVar, cast
 
 from llvmlite import ir
 from numba import njit, types
+from numba.core.bytecode import FunctionIdentity
 from numba.core.ccallback import CFunc
 from numba.core.registry import CPUDispatcher
 from numba.extending import intrinsic
@@ -42,6 +45,11 @@ _SIGNATURE = types.void(types.intp, types.intp, types.intp)
 
 # No ZeroDivisionError checks: divisions follow IEEE. Never fastmath: order is part of the result.
 _OPTIONS = {"error_model": "numpy"}
+
+# Numba numbers functions from 1 in each process and puts the number into their symbols. Kernels from
+# disk were made by many processes, and of two symbols of one name the linker keeps the first: a
+# closure would run as another one of its factory.
+FunctionIdentity._unique_ids = itertools.count(secrets.randbits(56))
 
 # Words of the step header.
 H_TOKENS, H_SEQS, H_LOGIT_ROWS = 0, 1, 2

@@ -22,7 +22,6 @@ print(json.dumps([before, select_rows.is_ready(), str(cache.directory())]))
 
 
 def run_script(cache_root: Path, script: str = SCRIPT) -> tuple[list[object], str]:
-
     result = subprocess.run(
         [sys.executable, "-c", script],
         env={**os.environ, "LOCALLLM_CACHE": str(cache_root)},
@@ -106,3 +105,33 @@ def test_a_full_disk_does_not_stop_the_kernel(
         assert Kernel(select_rows.function).address > 0
     assert "No space left" in caplog.text
     assert not list(tmp_path.iterdir())
+
+
+COMPILE = """
+from localllm.backends.cpu.kernels.norm import norm
+norm("layer", True, {has_bias}).compile()
+print("[]")
+"""
+BIAS_IN_USE = """
+import ctypes, json
+import numpy as np
+from localllm.backends.cpu.kernels.norm import NormArgs, norm
+for has_bias in (False, True):
+    norm("layer", True, has_bias).compile()
+x, out = np.zeros((2, 1, 8), np.float32)
+weight, bias = np.ones(8, np.float32), np.arange(8, dtype=np.float32)
+header, claimed = np.array([1] + 63 * [0]), np.zeros(8, np.int64)
+own = NormArgs(*(v.ctypes.data if isinstance(v, np.ndarray) else v
+                 for v in (out, 8, 0, 8, x, 8, 8, weight, 0, bias, 0, 1e-5))).words()
+words = np.array([header.ctypes.data, claimed.ctypes.data, *own])
+call = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 3)
+call(norm("layer", True, True).address)(words.ctypes.data, 0, 1)
+print(json.dumps(out[0].tolist()))
+"""
+
+
+def test_kernels_of_several_processes_keep_their_own_helpers(tmp_path: Path) -> None:
+    for has_bias in (False, True):
+        run_script(tmp_path, COMPILE.format(has_bias=has_bias))
+    out, _ = run_script(tmp_path, BIAS_IN_USE)
+    assert out == [0, 1, 2, 3, 4, 5, 6, 7]
