@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from localllm.errors import RequestError
-from localllm.text.tools.schema import Tool, tools_of
+from localllm.text.tools.schema import Tool, check_enforceable, tools_of
 
 _FIELD = "tool_choice"
 
@@ -35,20 +35,26 @@ class ToolChoice:
                 return cls()
             raise _wrong("there are no tools to choose from")
         tools = tools_of(definitions)
-        asked = cls(definitions, tools, single=parallel is False)
+        chosen = cls(definitions, tools, single=parallel is False)._by(choice)
+        for tool in chosen.callable:
+            if chosen.required or tool.strict:
+                check_enforceable(tool)
+        return chosen
+
+    def _by(self, choice: str | Mapping[str, Any] | None) -> Self:
         match choice:
             case None | "auto":
-                return asked
+                return self
             case "none":
-                return cls(forbidden=True)
+                return type(self)(forbidden=True)
             case "required" | "any":
-                return replace(asked, required=True)
+                return replace(self, required=True)
             case {"type": "function"}:
-                return asked._named([choice], required=True, single=True)
+                return self._named([choice], required=True, single=True)
             case {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": list(some)}}:
-                return asked._named(some, required=mode == "required", single=asked.single)
+                return self._named(some, required=mode == "required", single=self.single)
             case {"type": "allowed_tools", "mode": mode, "tools": list(some)}:
-                return asked._named(some, required=mode == "required", single=asked.single)
+                return self._named(some, required=mode == "required", single=self.single)
         raise _wrong("must be none, auto, required, or name a function")
 
     def _named(self, references: Sequence[Any], *, required: bool, single: bool) -> Self:

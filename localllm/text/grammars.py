@@ -109,6 +109,11 @@ def compile_problem(grammar: str) -> str:
     return " ".join(messages[0].split())[:_LONGEST_MESSAGE] or "it cannot be compiled"
 
 
+def regex_problem(pattern: str) -> str:
+    """Why a schema's `pattern` is not taken, in one line; "" if it is."""
+    return compile_problem(json_grammar({"type": "string", "pattern": pattern}))
+
+
 def parse_schema(source: str) -> dict[str, Any] | bool:
     try:
         schema = json.loads(source)

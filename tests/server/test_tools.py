@@ -271,6 +271,20 @@ class TestChoice:
         assert answer.status_code == 400
         assert answer.json()["error"]["param"].startswith("tools")
 
+    async def test_fault_09_a_keyword_that_is_not_enforced_is_named(
+        self, qwen: httpx.AsyncClient, engine: FakeEngine
+    ) -> None:
+        schema = {"type": "object", "properties": {"x": {"not": {"type": "null"}}}}
+        tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+        body = {"messages": HELLO, "tools": tools, "tool_choice": "required"}
+        answer = await qwen.post(URL, json=body)
+        assert answer.status_code == 400
+        place = "tools[0].function.parameters.properties.x.not"
+        assert answer.json()["error"]["param"] == place
+        engine.say('<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>')
+        (choice,) = (await ask(qwen, tools=tools))["choices"]
+        assert choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"x": 1}'
+
     async def test_content_may_have_a_schema_beside_tools(
         self, qwen: httpx.AsyncClient, engine: FakeEngine
     ) -> None:

@@ -139,12 +139,11 @@ def _think(
 
 
 def _compilable(tool: Tool) -> Tool:
-    """The tool, with anything as an argument, or any arguments, where no more can be enforced."""
-    parameters = {**tool.parameters, "type": "object"}
-    if isinstance(parameters.get("properties"), dict):
-        parameters.setdefault("additionalProperties", False)
-    if _compiles(parameters):
-        return replace(tool, parameters=parameters)
+    """The tool, with anything as an argument, or any arguments, where no more can be enforced: see
+    `check_enforceable` for those where that is not enough."""
+    closed = tool.closed
+    if _compiles(closed.parameters):
+        return closed
     arguments = {key: tool.argument(key) for key in tool.properties}
     loose: dict[str, Any] = {
         "type": "object",

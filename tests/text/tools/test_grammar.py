@@ -355,3 +355,29 @@ def test_values_between_tags(schema: dict[str, Any], value: str, allowed: bool) 
         f"{value}\n</parameter>\n</function>\n</tool_call>"
     )
     assert accepts(grammar, subject, text) == allowed
+
+
+@pytest.mark.parametrize("reference", ["#/properties/a", "#/$defs/b", "#"])
+def test_references_mean_the_same_where_each_argument_has_its_own_rule(
+    bytes_only: Tokenizer, reference: str
+) -> None:
+    of_a = {"type": "integer", "minimum": 5, "maximum": 9}
+    tool = Tool(
+        "f",
+        {
+            "type": "object",
+            "properties": {"a": of_a, "c": {"type": "array", "items": {"$ref": reference}}},
+            "required": ["c"],
+            "$defs": {"b": of_a},
+        },
+    )
+    format = next(one for one in FORMATS if one.name == "qwen3-coder")
+    grammar = call_grammar(Calls(format, [tool], single=True), bytes_only)
+
+    def takes(value: str) -> bool:
+        text = f"<tool_call>\n<function=f>\n<parameter=c>\n{value}\n</parameter>\n"
+        return accepts(grammar, bytes_only, f"{text}</function>\n</tool_call>")
+
+    right, wrong = ('[{"c": []}]', "[7]") if reference == "#" else ("[7]", "[3]")
+    assert takes(right)
+    assert not takes(wrong)
