@@ -42,13 +42,24 @@ class RequestError(LocalLLMError):
 
 
 class ContextLengthError(RequestError):
-    """Prompt (plus the least output) does not fit the context window."""
+    """Prompt (plus the least output) does not fit the context window.
 
-    def __init__(self, prompt_tokens: int, context: int, *, param: str = "messages") -> None:
+    `counted_all`: `prompt_tokens` are all that the prompt has, not only the first of them.
+    """
+
+    def __init__(
+        self,
+        prompt_tokens: int,
+        context: int,
+        *,
+        param: str = "messages",
+        counted_all: bool = True,
+    ) -> None:
+        count = f"{prompt_tokens}" if counted_all else f"over {context}"
         super().__init__(
             # Clients know this error by these words: "prompt is too long", "exceeds the context
             # window".
-            f"This prompt is too long: with {prompt_tokens} tokens it exceeds the context window "
+            f"This prompt is too long: with {count} tokens it exceeds the context window "
             f"of {context} tokens",
             param=param,
             code="context_length_exceeded",

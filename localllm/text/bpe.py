@@ -10,7 +10,7 @@ from tokenizers import Regex, Tokenizer, pre_tokenizers
 from tokenizers.models import BPE
 
 from localllm.errors import TokenizerError
-from localllm.text.models import SPACE, spaced_text_bytes
+from localllm.text.models import SPACE, library_ids, spaced_text_bytes
 from localllm.text.pre_tokenizers import PreTokenizer
 from localllm.text.vocabulary import TokenType, Vocabulary
 
@@ -73,7 +73,7 @@ class BPEModel:
         return [self._newlines[text]] if text in self._newlines else self._merge(text)
 
     def _merge(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+        return library_ids(self._tokenizer, text)
 
 
 def _parse(merges: list[str]) -> list[tuple[str, str]]:

@@ -10,6 +10,7 @@ from typing import Any, Self
 from localllm.errors import ChatTemplateError, GGUFError, RequestError
 from localllm.gguf import GGUFFile
 from localllm.text import reasoning
+from localllm.text.bound import TextBound
 from localllm.text.reasoning import ReasoningFormat
 from localllm.text.templates.compiled import CompiledTemplate
 from localllm.text.tokenizer import Tokenizer
@@ -121,6 +122,7 @@ class ChatTemplate:
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
+        /,
         tools: Sequence[Mapping[str, Any]] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
@@ -139,6 +141,8 @@ class ChatTemplate:
     def encode(
         self,
         messages: Sequence[Mapping[str, Any]],
+        bound: TextBound | None = None,
+        /,
         tools: Sequence[Mapping[str, Any]] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
@@ -147,14 +151,20 @@ class ChatTemplate:
         """The prompt as token ids, with BOS once where the model wants it.
 
         Special tokens of the template are those tokens; what messages, tools and documents say
-        is text, whatever it looks like.
+        is text, whatever it looks like. A prompt that `bound` refuses raises its RequestError.
         """
         template = self._choose(tools, documents)
         variables.update(
             tools=tools, documents=documents or None, add_generation_prompt=add_generation_prompt
         )
         prompt = template.render(messages, variables, template.hide)
-        ids = self._tokenizer.encode_parts(template.cut(prompt))
+
+        def encode(text: str) -> list[int]:
+            return self._tokenizer.encode_parts(template.cut(text))
+
+        if bound is not None:
+            bound.check(prompt, encode)
+        ids = encode(prompt)
         bos = self._tokenizer.bos_id
         if self._tokenizer.add_bos and bos is not None and ids[:1] != [bos]:
             ids.insert(0, bos)

@@ -5,8 +5,21 @@ from __future__ import annotations
 import re
 from typing import Protocol
 
+from tokenizers import Tokenizer
+
 SPACE = "\u2581"  # how vocabularies other than byte-level ones write a space
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+_SHORT = 2048  # characters
+
+
+def library_ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    """The library's token ids. It holds Python's lock while it encodes a text, but not a batch."""
+    if len(text) <= _SHORT:
+        return tokenizer.encode(text, add_special_tokens=False).ids
+    (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=False)
+    return encoding.ids
 
 
 class TextModel(Protocol):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping
 
+from localllm.text.bound import PIECE
+
 _HEAD = 2
 _SPACES = " \t\n\v\f\r"
 _NOT_SPACE = re.compile(f"[^{_SPACES}]")
@@ -57,7 +59,7 @@ class SpecialTokenSplitter:
         if self._heads is None:
             return
         position = 0
-        while head := self._heads.search(text, position):
+        while head := self._next_head(self._heads, text, position):
             begin = head.start()
             position = begin + 1
             for length in self._lengths[head.group()]:
@@ -66,6 +68,18 @@ class SpecialTokenSplitter:
                     position = begin + len(piece)
                     yield begin, position, self._ids[piece]
                     break
+
+    @staticmethod
+    def _next_head(heads: re.Pattern[str], text: str, position: int) -> re.Match[str] | None:
+        """The first beginning from `position` on. Other threads can run between the windows that
+        are searched, which overlap, since beginnings have up to two characters."""
+        end = position + PIECE
+        while end < len(text):
+            if head := heads.search(text, position, end):
+                return heads.search(text, head.start())  # it may be a longer one at the edge
+            position = end - _HEAD + 1
+            end = position + PIECE
+        return heads.search(text, position)
 
 
 def _end_of_spaces(text: str, start: int) -> int:

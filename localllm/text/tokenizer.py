@@ -13,6 +13,7 @@ from pathlib import Path
 
 from localllm.errors import GGUFError, RequestError, TokenizerError
 from localllm.gguf import GGUFFile
+from localllm.text.bound import TextBound
 from localllm.text.models import TextModel, byte_of
 from localllm.text.splitter import SpecialTokenSplitter
 from localllm.text.valid_unicode import valid_unicode
@@ -85,15 +86,28 @@ class Tokenizer:
         """Control, unknown and user-defined tokens by their text."""
         return self._texts(TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
 
-    def encode(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
+    def encode(
+        self,
+        text: str,
+        add_special: bool = True,
+        parse_special: bool = False,
+        bound: TextBound | None = None,
+    ) -> list[int]:
         """Token ids of `text`.
 
         `add_special`: with the BOS (and EOS) that the model wants, unless the text has it.
         `parse_special`: control tokens written in the text become those tokens; otherwise they
-        are text. User-defined tokens are found in either case.
+        are text. User-defined tokens are found in either case. A text that `bound` refuses raises
+        its RequestError.
         """
         splitter = self._special_splitter if parse_special else self._user_splitter
-        ids = self.encode_parts(splitter.split(text))
+
+        def encode(text: str) -> list[int]:
+            return self.encode_parts(splitter.split(text))
+
+        if bound is not None:
+            bound.check(text, encode)
+        ids = encode(text)
         return self.wrap(ids) if add_special else ids
 
     def encode_parts(self, parts: Iterable[int | str]) -> list[int]:

@@ -6,7 +6,7 @@ from tokenizers import Tokenizer, normalizers, pre_tokenizers
 from tokenizers.models import WordPiece
 
 from localllm.errors import TokenizerError
-from localllm.text.models import SPACE, spaced_text_bytes
+from localllm.text.models import SPACE, library_ids, spaced_text_bytes
 from localllm.text.vocabulary import TokenType, Vocabulary
 
 _CONTINUATION = "##"
@@ -36,7 +36,7 @@ class WordPieceModel:
         self._tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
 
     def encode(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+        return library_ids(self._tokenizer, text)
 
     def text_bytes(self, token: str) -> bytes:
         return spaced_text_bytes(token)

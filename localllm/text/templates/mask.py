@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import TypeAlias
 
+from localllm.text.bound import translated
+
 # Unicode sets these aside for a program's own use: they are no characters of any text.
 _NOTHING, _FIRST, _LAST = 0xFDD0, 0xFDD1, 0xFDEF
 STAND_INS = f"{chr(_NOTHING)}-{chr(_LAST)}"
@@ -39,7 +41,7 @@ class Mask:
         self._words = re.compile("|".join(map(re.escape, words))) if words else None
 
     def hide(self, text: str, exempt: Exempt = ()) -> str:
-        text = text.translate(self._hide)
+        text = translated(text, self._hide)
         for hidden, shown in exempt:
             text = text.replace(hidden, shown)
         if self._words:  # special tokens without brackets are broken up
@@ -47,7 +49,7 @@ class Mask:
         return text
 
     def reveal(self, text: str) -> str:
-        return text.translate(self._reveal)
+        return translated(text, self._reveal)
 
     def exempt(self, texts: Iterable[str], tokens: Collection[str]) -> Exempt:
         """Those `texts` that may stay as they are in hidden text, for a template to find them.
