@@ -13,7 +13,13 @@ from localllm.grammar import ThinkingBudget
 from localllm.sampling_params import SamplingParams
 from localllm.server.output_format import OutputFormat
 from localllm.server.protocol.base import not_supported
-from localllm.server.protocol.chat import ChatMessage, ChatRequest, ContentPart
+from localllm.server.protocol.chat import (
+    ChatMessage,
+    ChatRequest,
+    ContentPart,
+    TemplateFields,
+)
+from localllm.text.bound import TextBound
 from localllm.text.chat_template import ChatTemplate
 from localllm.text.reasoning import ReasoningFormat, Thinking, state_after
 from localllm.text.tokenizer import Tokenizer
@@ -37,11 +43,15 @@ class ChatPrompt:
 
 
 def prepare_chat(
-    template: ChatTemplate, tokenizer: Tokenizer, body: ChatRequest, params: SamplingParams
+    template: ChatTemplate,
+    tokenizer: Tokenizer,
+    body: ChatRequest,
+    params: SamplingParams,
+    bound: TextBound,
 ) -> ChatPrompt:
     """RequestError when messages, tools or arguments do not do."""
     choice = body.chosen_tools
-    ids = encode_chat(template, body)
+    ids = encode_chat(template, body.messages, body, bound)
     format = _call_format(template)
     reasoning, in_channels = template.reasoning_format, False
     if isinstance(format, ChannelFormat):
@@ -61,12 +71,19 @@ def prepare_chat(
     params = replace(params, grammar=grammar)
     if choice.forbidden:
         params = _forbid_calls(format, tokenizer, params)
-    return ChatPrompt(ids, params, OutputFormat(known, choice.callable, reasoning, thinking))
+    output = OutputFormat(known, choice.callable, reasoning, thinking, choice.required)
+    return ChatPrompt(ids, params, output)
 
 
-def encode_chat(template: ChatTemplate, body: ChatRequest) -> list[int]:
-    """The prompt's token ids; RequestError when messages or arguments do not do."""
-    messages = plain_messages(body.messages)
+def encode_chat(
+    template: ChatTemplate,
+    conversation: Sequence[ChatMessage],
+    body: TemplateFields,
+    bound: TextBound,
+) -> list[int]:
+    """The prompt's token ids; RequestError when messages or arguments do not do, or `bound`
+    refuses the prompt."""
+    messages = plain_messages(conversation)
     format = _call_format(template)
     tools: Sequence[Any] | None = body.chosen_tools.definitions or None
     if isinstance(format, ToolFormat):
@@ -78,6 +95,7 @@ def encode_chat(template: ChatTemplate, body: ChatRequest) -> list[int]:
             messages, tools = generic.with_tools(messages, tools, format), None
     return template.encode(
         messages,
+        bound,
         tools=tools,
         documents=body.documents or None,
         add_generation_prompt=body.add_generation_prompt is not False,
@@ -130,7 +148,7 @@ def _forbid_calls(
     return replace(params, bad_words=(*params.bad_words, mark))
 
 
-def _template_arguments(body: ChatRequest) -> dict[str, Any]:
+def _template_arguments(body: TemplateFields) -> dict[str, Any]:
     arguments = dict(body.chat_template_kwargs or {})
     for name in _RESERVED:
         if name in arguments:

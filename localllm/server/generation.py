@@ -5,7 +5,7 @@ Knows nothing of HTTP or of any API's shapes, so that every dialect stands on it
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -204,9 +204,11 @@ class _SequenceReader:
         self._usage = usage
         params, output = job.params, job.output
         tokens = output.tokens(tokenizer) if output else tokenizer
-        self._detokenizer = Detokenizer(tokens, params.stop, params.min_tokens)
-        self._shown = None if params.logprobs is None else ShownTokens(tokens)
         self._parser = output.parser() if output else None
+        self._detokenizer = Detokenizer(
+            tokens, params.stop, params.min_tokens, self._is_calling if self._parser else None
+        )
+        self._shown = None if params.logprobs is None else ShownTokens(tokens)
         self._events: list[Event] = []
 
     def read(self, news: SequenceNews) -> Delta:
@@ -221,12 +223,12 @@ class _SequenceReader:
                 self._shown.add(news.logprobs[position], is_end=is_end)
             if is_end:
                 break  # it ends the text and is no part of it
-            text += self._parsed(self._detokenizer.push([token]))
+            text += self._parsed(self._detokenizer.pieces([token]))
             if self._detokenizer.stopped_by is not None:
                 return self._delta(news, text, news.tokens[: position + 1], "stop")
         if news.finish_reason is None:
             return self._delta(news, text, news.tokens, None)
-        text += self._parsed(self._detokenizer.finish(), is_token=False)
+        text += self._parsed([self._detokenizer.finish()], is_token=False)
         stopped = news.finish_reason == "stop" or self._detokenizer.stopped_by is not None
         return self._delta(news, text, news.tokens, "stop" if stopped else "length")
 
@@ -238,7 +240,8 @@ class _SequenceReader:
         finish_reason: FinishReason | None,
     ) -> Delta:
         if self._parser is not None and finish_reason is not None:
-            last = self._parser.finish()
+            stopped = self._detokenizer.stopped_by is not None
+            last = self._parser.finish(cut=stopped or finish_reason == "length")
             self._events += last
             if finish_reason == "length":
                 self._usage.calls_cut += sum(isinstance(event, CallEnds) for event in last)
@@ -250,9 +253,16 @@ class _SequenceReader:
             shown = self._shown.show(text, all_others=finish_reason is not None and not cut)
         return Delta(self._index, text, tokens, finish_reason, shown, news.prompt_logprobs, events)
 
-    def _parsed(self, text: str, *, is_token: bool = True) -> str:
-        if self._parser is not None:
-            was_thinking = self._parser.thinking
-            self._events += self._parser.push(text)
-            self._usage.reasoning_tokens += is_token and (was_thinking or self._parser.thinking)
+    def _is_calling(self) -> bool:
+        return self._parser is not None and self._parser.calling
+
+    def _parsed(self, pieces: Iterable[str], *, is_token: bool = True) -> str:
+        if self._parser is None:
+            return "".join(pieces)
+        thinking, text = self._parser.thinking, ""
+        for piece in pieces:
+            self._events += self._parser.push(piece)
+            thinking |= self._parser.thinking
+            text += piece
+        self._usage.reasoning_tokens += is_token and thinking
         return text

@@ -22,10 +22,13 @@ class OutputFormat:
     tools: tuple[Tool, ...] = ()
     reasoning: ReasoningFormat | None = None
     thinking: Thinking = Thinking.POSSIBLE
+    required: bool = False  # all but the thinking is calls
 
     def parser(self) -> OutputParser:
         """For one answer."""
-        return OutputParser(self.format, self.tools, self.reasoning, self.thinking)
+        return OutputParser(
+            self.format, self.tools, self.reasoning, self.thinking, required=self.required
+        )
 
     def tokens(self, tokenizer: Tokenizer) -> TokenBytes:
         """The vocabulary with the control tokens of this format in sight, for the parser."""

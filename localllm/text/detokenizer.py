@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 
@@ -24,12 +24,18 @@ class Detokenizer:
     """
 
     def __init__(
-        self, tokenizer: TokenBytes, stop: Sequence[str] = (), free_tokens: int = 0
+        self,
+        tokenizer: TokenBytes,
+        stop: Sequence[str] = (),
+        free_tokens: int = 0,
+        shielded: Callable[[], bool] | None = None,
     ) -> None:
-        """Stop strings are looked for behind the first `free_tokens` tokens."""
+        """Stop strings are looked for behind the first `free_tokens` tokens, and where what was
+        shown last is not followed by text that is `shielded` from them."""
         if "" in stop:
             raise ValueError("a stop string is empty")
         self._free = free_tokens
+        self._shielded = shielded if stop else None
         self.stopped_by: str | None = None
         self._tokenizer = tokenizer
         self._stops = sorted(stop, key=len)
@@ -39,13 +45,25 @@ class Detokenizer:
 
     def push(self, ids: Iterable[int]) -> str:
         """Takes the next tokens; returns what can be shown now. Nothing after a stop string."""
+        return "".join(self.pieces(ids))
+
+    def pieces(self, ids: Iterable[int]) -> Iterator[str]:
+        """What `push` returns, bit by bit, so that each may decide what is `shielded` next."""
         token_bytes = self._tokenizer.token_bytes
-        text = ""
         if self._free > 0:
             ids = list(ids)
-            text = self._decoder.decode(b"".join(map(token_bytes, ids[: self._free])))
+            yield self._decoder.decode(b"".join(map(token_bytes, ids[: self._free])))
             ids, self._free = ids[self._free :], self._free - len(ids)
-        return text + self._show(self._decoder.decode(b"".join(map(token_bytes, ids))), final=False)
+        text = self._decoder.decode(b"".join(map(token_bytes, ids)))
+        if self._shielded is None:
+            yield self._show(text, final=False)
+            return
+        for character in text:
+            if self.stopped_by is None and self._shielded():
+                yield self._held + character
+                self._held = ""
+            else:
+                yield self._show(character, final=False)
 
     def finish(self) -> str:
         """No more tokens come: returns what was held back."""

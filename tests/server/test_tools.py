@@ -177,6 +177,43 @@ class TestCalls:
         assert choice["finish_reason"] == "length"
         assert choice["message"]["tool_calls"][0]["function"]["name"] == "look_up"
 
+    @pytest.mark.parametrize("choice", ["auto", "required"])
+    async def test_arguments_that_max_tokens_cuts_off_are_as_they_were_streamed(
+        self, qwen: httpx.AsyncClient, engine: FakeEngine, choice: str
+    ) -> None:
+        """Neither `{}` in place of what was to come, nor a piece of a mark as content."""
+        engine.say(LOOK_UP)
+        full = json.dumps(ARGUMENTS)
+        lengths = set()
+        for limit in range(1, 40):
+            (answer,) = (await ask(qwen, max_tokens=limit, tool_choice=choice))["choices"]
+            for call in answer["message"].get("tool_calls", ()):
+                arguments = call["function"]["arguments"]
+                assert full.startswith(arguments)
+                lengths.add(len(arguments))
+                assert answer["finish_reason"] == "length" or arguments == full
+            if choice == "required":
+                assert not answer["message"]["content"]
+        assert len(lengths) > 3
+
+    @pytest.mark.parametrize("stop", ["\n", '"key"', ", ", "}", "b", "</tool_call>"])
+    async def test_stop_strings_do_not_cut_calls(
+        self, qwen: httpx.AsyncClient, engine: FakeEngine, stop: str
+    ) -> None:
+        """They hold before the first and behind the last."""
+        engine.say(f'See: {LOOK_UP}{LOOK_UP}. 1 bird\n2, }} "key" </tool_call>')
+        (choice,) = (await ask(qwen, stop=["never", stop]))["choices"]
+        message = choice["message"]
+        assert choice["finish_reason"] == "tool_calls"
+        arguments = [call["function"]["arguments"] for call in message["tool_calls"]]
+        assert arguments == [json.dumps(ARGUMENTS)] * 2
+        assert message["content"].startswith("See: .")
+        assert stop not in message["content"]
+        deltas = deltas_of(await ask_stream(qwen, stop=["never", stop]))
+        assert "".join(delta.get("content", "") for delta in deltas) == message["content"]
+        (choice,) = (await ask(qwen, stop="ee"))["choices"]
+        assert (choice["message"]["content"], choice["finish_reason"]) == ("S", "stop")
+
     async def test_without_tools_marks_are_text(
         self, qwen: httpx.AsyncClient, engine: FakeEngine
     ) -> None:

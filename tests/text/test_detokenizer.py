@@ -143,3 +143,23 @@ def test_stop_strings_are_looked_for_behind_the_free_tokens(
     shown = [subject.push(ids[i : i + at_once]) for i in range(0, len(pieces), at_once)]
     assert "".join(shown) + subject.finish() == begin + rest
     assert subject.stopped_by == stopped_by
+
+
+@given(PIECES, STOPS, st.integers(0, 20), st.integers(0, 20))
+def test_stop_strings_are_not_looked_for_where_the_text_is_shielded(
+    pieces: list[bytes], stop: list[str], first: int, last: int
+) -> None:
+    """From the time that `first` characters are shown until `last` are."""
+    text = b"".join(pieces).decode("utf-8", "replace")
+    shown = ""
+    subject = Detokenizer(Pieces(pieces), stop, shielded=lambda: first <= len(shown) < last)
+    for token in range(len(pieces)):
+        for piece in subject.pieces([token]):
+            shown += piece
+    shown += subject.finish()
+    before, _ = expected(text[:first], stop)
+    assert text.startswith(shown)
+    if len(before) < min(first, len(text)):
+        assert shown == before or len(shown) >= first
+    elif subject.stopped_by is None:
+        assert shown == text

@@ -75,9 +75,15 @@ class OpenCall:
             self._empty = False
             self._emit(Arguments(self._index, text))
 
-    def end(self) -> None:
+    def close(self) -> None:
+        """All of it has been read: without arguments by now it has none."""
         if self._empty:
             self.arguments("{}")
+
+    def end(self) -> None:
+        """Closes it too, unless the text was cut off here."""
+        if not self._reader.cut_off:
+            self.close()
         self._emit(CallEnds(self._index))
 
 

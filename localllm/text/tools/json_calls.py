@@ -37,7 +37,8 @@ def json_call(body: JsonCall, reader: Reader, call: OpenCall) -> Read[None]:
             yield from read_value(reader, value.append)
             if key in (body.name_key, "name") and not reader.ended:
                 call.begin(_as_name("".join(value)))
-    yield from reader.accept("}")
+    if (yield from reader.accept("}")) and call.begun:
+        call.close()
 
 
 def _as_name(value: str) -> str:
@@ -94,9 +95,10 @@ def read_arguments(reader: Reader, call: OpenCall) -> Read[None]:
         return
     if first == '"':
         text = yield from read_string(reader)
-        call.arguments(text.strip() or "{}")
+        call.arguments(text if reader.cut_off else text.strip() or "{}")
         return
     scalar: list[str] = []
     yield from read_value(reader, scalar.append)
     value = "".join(scalar)
-    call.arguments("{}" if value in ("", "null", "None") else value)
+    no_arguments = value in ("", "null", "None") and not reader.cut_off
+    call.arguments("{}" if no_arguments else value)

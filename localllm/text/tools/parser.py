@@ -8,16 +8,25 @@ from collections.abc import Sequence
 from localllm.text.reasoning import ReasoningFormat, Thinking
 from localllm.text.tools.call import CallIds, NotACallError, OpenCall, random_id
 from localllm.text.tools.calls import read_call
-from localllm.text.tools.events import Content, Event, Reasoning, joined
+from localllm.text.tools.events import (
+    CallBegins,
+    CallEnds,
+    Content,
+    Event,
+    Reasoning,
+    joined,
+)
 from localllm.text.tools.formats import (
     AnyFormat,
     ChannelFormat,
+    JsonCall,
     ToolFormat,
 )
 from localllm.text.tools.json_calls import read_arguments
 from localllm.text.tools.reader import Emit, Read, Reader
 from localllm.text.tools.schema import Tool
 
+_NAMES = re.compile(r'\s*\{\s*"name"')
 _STRAY = tuple("}]) \t\r\n")  # beyond what closes a call, as models write it now and then
 
 
@@ -49,7 +58,8 @@ class _Trimmed:
 class OutputParser:
     """Feed it with `push`, end with `finish`; however the text is cut, the events say the same.
 
-    `format` None: no tools are called. `thinking`: where the prompt leaves the model.
+    `format` None: no tools are called. `thinking`: where the prompt leaves the model. `required`:
+    all but the thinking is calls.
     """
 
     def __init__(
@@ -59,12 +69,15 @@ class OutputParser:
         reasoning: ReasoningFormat | None = None,
         thinking: Thinking = Thinking.POSSIBLE,
         new_id: CallIds | None = None,
+        required: bool = False,
     ) -> None:
         self._format = format
         self._tools = {tool.name: tool for tool in tools}
         self._reasoning = reasoning
         self._events: list[Event] = []
         self._reader = Reader()
+        self._reader.sure = self._required = required
+        self._among_calls = self._in_call = False
         self._n_calls = 0
         id_length = format.id_length if format else None
         self._new_id: CallIds = new_id or (lambda: random_id(id_length))
@@ -81,14 +94,26 @@ class OutputParser:
         next(self._machine, None)
         return self._take()
 
-    def finish(self) -> list[Event]:
-        self._reader.finish()
+    @property
+    def calling(self) -> bool:
+        """Whether what comes next belongs to a call, or stands between calls."""
+        return self._among_calls or self._in_call or (self._required and not self.thinking)
+
+    def finish(self, *, cut: bool = False) -> list[Event]:
+        """`cut`: the text was going to go on. A call that is cut keeps the arguments that it has,
+        and what was surely going to be the mark of a call is dropped."""
+        self._reader.finish(cut=cut)
         next(self._machine, None)
         if isinstance(self._content, _Trimmed) and not self._n_calls:
             self._content.release()
         return self._take()
 
     def _emit(self, event: Event) -> None:
+        match event:
+            case CallBegins():
+                self._in_call = self._reader.sure = True
+            case CallEnds():
+                self._in_call, self._reader.sure = False, self._required
         self._events.append(event)
 
     def _take(self) -> list[Event]:
@@ -112,7 +137,7 @@ class OutputParser:
             self._reader.mark()
             yield from self._reader.spaces()
             opened = yield from self._reader.accept(reasoning.opens.strip())
-            if not opened:
+            if not opened and not (self._required and self._reader.cut_off):
                 self._content(self._reader.taken)
             self._reader.forget()
             if not opened:
@@ -135,7 +160,9 @@ class OutputParser:
             marker = yield from self._reader.until([*starts, *ends], self._content)
             if marker is None or format is None or marker in ends:
                 return
+            self._among_calls = True
             yield from self._calls(format, marker)
+            self._among_calls = False
 
     def _calls(self, format: ToolFormat, marker: str) -> Read[None]:
         """The calls after the marker that begins them; content again if they are none."""
@@ -176,7 +203,7 @@ class OutputParser:
             yield from reader.spaces()
             yield from read_call(format.body, reader, call, self._tools)
         except NotACallError:
-            if not reader.ended or format.known_names:  # else it was going to be one
+            if not (reader.ended and self._was_going_to_be(format, before)):
                 self._content(before + reader.taken)
             reader.forget()
             return False
@@ -188,12 +215,20 @@ class OutputParser:
         call.end()
         return True
 
+    def _was_going_to_be(self, format: ToolFormat, before: str) -> bool:
+        """Whether what has been taken for a call, and ends with the text, was one."""
+        if self._required or not format.known_names:
+            return True
+        names = isinstance(format.body, JsonCall) and _NAMES.match(before + self._reader.taken)
+        return bool(names) and self._reader.cut_off
+
     def _messages(self, format: ChannelFormat) -> Read[None]:
         channels, reader = format.channels, self._reader
         while not reader.ended:
             header: list[str] = []
             if (yield from reader.until([channels.message], header.append)) is None:
-                if not any(mark in "".join(header) for mark in format.markers):
+                marked = any(mark in "".join(header) for mark in format.markers)
+                if not (marked or (self._required and reader.cut_off)):
                     self._content("".join(header))
                 return
             text = "".join(header).strip()

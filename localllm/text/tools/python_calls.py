@@ -25,7 +25,10 @@ def python_call(reader: Reader, call: OpenCall) -> Read[None]:
             reader.skip(1)
             break
         key: list[str] = []
-        if (yield from reader.until(["=", ")"], key.append)) != "=":
+        mark = yield from reader.until(["=", ")"], key.append)
+        if mark is None and reader.cut_off:
+            return
+        if mark != "=":
             break
         writer.key("".join(key).strip())
         yield from reader.spaces()

@@ -24,6 +24,9 @@ class Reader:
         self._at = 0
         self._mark: int | None = None
         self._final = False
+        self._cut = False
+        self.sure = False
+        """Where the text is cut within what may be a mark, it was going to be one."""
 
     def push(self, text: str) -> None:
         kept = self._at if self._mark is None else self._mark
@@ -31,13 +34,19 @@ class Reader:
         self._at -= kept
         self._mark = None if self._mark is None else 0
 
-    def finish(self) -> None:
-        """No more text comes."""
+    def finish(self, *, cut: bool = False) -> None:
+        """No more text comes; `cut`: though more was to come."""
         self._final = True
+        self._cut = cut
 
     @property
     def ended(self) -> bool:
         return self._final and self._at == len(self._text)
+
+    @property
+    def cut_off(self) -> bool:
+        """The text has ended here, but not by itself."""
+        return self._cut and self.ended
 
     def mark(self) -> None:
         self._mark = self._at
@@ -103,7 +112,8 @@ class Reader:
             if not text:
                 return None
             start, marker = _first_of(text, markers)
-            certain = start if marker else len(text) - _held(text, markers, self._final)
+            held = _held(text, markers) if not self._final or (self._cut and self.sure) else 0
+            certain = start if marker else len(text) - held
             if marker and not self._final and _may_grow(text[start:], marker, markers):
                 marker = None
             if certain:
@@ -112,7 +122,9 @@ class Reader:
             if marker:
                 self._at += len(marker)
                 return marker
-            if not certain and not self._final:
+            if self._final and held and not marker:
+                self._at += held
+            elif not certain and not self._final:
                 yield
 
 
@@ -130,10 +142,8 @@ def _may_grow(text: str, marker: str, markers: Sequence[str]) -> bool:
     )
 
 
-def _held(text: str, markers: Sequence[str], final: bool) -> int:
+def _held(text: str, markers: Sequence[str]) -> int:
     """Length of the end of `text` that a marker may begin with."""
-    if final:
-        return 0
     longest = max(map(len, markers), default=1)
     for length in range(min(longest - 1, len(text)), 0, -1):
         if any(marker.startswith(text[-length:]) for marker in markers):

@@ -31,13 +31,20 @@ BY_NAME = {format.name: format for format in FORMATS}
 THINK = recognise_reasoning("<think></think>")
 
 
-def events_of(answer: Recorded, pieces: Iterable[str]) -> list[Event]:
+def events_of(
+    answer: Recorded, pieces: Iterable[str], *, cut: bool = False, required: bool = False
+) -> list[Event]:
     numbers = iter(range(100))
     parser = OutputParser(
-        answer.format, TOOLS, answer.reasoning, answer.thinking, lambda: f"id{next(numbers)}"
+        answer.format,
+        TOOLS,
+        answer.reasoning,
+        answer.thinking,
+        lambda: f"id{next(numbers)}",
+        required,
     )
     events = [event for piece in pieces for event in parser.push(piece)]
-    return joined(events + parser.finish())
+    return joined(events + parser.finish(cut=cut))
 
 
 def parse(text: str, format: str | None, thinking: Thinking = Thinking.POSSIBLE) -> ParsedAnswer:
@@ -97,6 +104,26 @@ class TestRecorded:
             part.add(events)
             for call, full in zip(part.calls, whole.calls, strict=False):
                 assert call.name == full.name
+
+    @pytest.mark.parametrize("required", [False, True])
+    def test_what_is_cut_off_is_the_beginning_of_the_whole(
+        self, answer: Recorded, required: bool
+    ) -> None:
+        """Arguments too: no `{}` stands for what was still to come. And where calls have to come,
+        nothing of their marks is content."""
+        whole = ParsedAnswer()
+        whole.add(events_of(answer, [answer.text], required=required))
+        for end in range(len(answer.text)):
+            text = answer.text[:end]
+            events = events_of(answer, [text], cut=True, required=required)
+            assert events == events_of(answer, text, cut=True, required=required), text
+            part = ParsedAnswer()
+            part.add(events)
+            for call, full in zip(part.calls, whole.calls, strict=False):
+                assert full.arguments.startswith(call.arguments), text
+            if required:
+                assert whole.content.startswith(part.content.rstrip()), text
+                assert whole.reasoning.startswith(part.reasoning.rstrip()), text
 
 
 @given(answer=st.sampled_from(RECORDED), data=st.data())
@@ -226,6 +253,29 @@ class TestLeniency:
         )
         expected = {"city": "12", "days": 12, "options": {"a": None}, "other": True}
         assert calls_of(parse(text, "qwen3-coder")) == [("get_weather", expected)]
+
+    @pytest.mark.parametrize(
+        ("format", "text", "content", "surely"),
+        [
+            ("hermes", "1 <", "1 <", "1 "),
+            ("hermes", "<tool_c", "<tool_c", ""),
+            ("hermes", '<tool_call>\n{"na', "", ""),
+            ("hermes", "<thi", "<thi", ""),
+            ("llama-3", '{"na', '{"na', ""),
+            ("llama-3", '{"name": "get_w', "", ""),
+            ("harmony", "<|chan", "<|chan", ""),
+        ],
+    )
+    def test_marks_that_are_cut_off(
+        self, format: str, text: str, content: str, surely: str
+    ) -> None:
+        """Content where they may have been just that, nothing where a call had to come."""
+        for required, expected in ((False, content), (True, surely)):
+            parser = OutputParser(BY_NAME[format], TOOLS, THINK, required=required)
+            answer = ParsedAnswer()
+            answer.add(parser.push(text))
+            answer.add(parser.finish(cut=True))
+            assert (answer.content, answer.reasoning, answer.calls) == (expected, "", [])
 
     def test_content_after_a_call(self) -> None:
         text = 'A\n<tool_call>\n{"name": "now", "arguments": null}\n</tool_call>\nB\n'
