@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from localllm.backends.base import MaskArray
 from localllm.engine.vocabulary import Vocabulary
 from localllm.errors import RequestError
 from localllm.grammar import GrammarSpec
-from localllm.text.grammars import compilable
+from localllm.text.grammars import compilable, parser_limits
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -35,19 +37,39 @@ class GrammarCompiler:
         return self._compiled[key].deep_copy()
 
     def _compile(self, spec: GrammarSpec) -> LLMatcher:
-        from llguidance import LLMatcher, LLParserLimits
+        from llguidance import LLMatcher
 
-        limits = LLParserLimits(verbose_errors=False)
         tokenizer = self._vocabulary.for_grammars
-        matcher = LLMatcher(tokenizer, compilable(spec), log_level=0, limits=limits)
+        matcher = LLMatcher(tokenizer, compilable(spec), log_level=0, limits=parser_limits())
         # The first mask takes longest, and copies have it too.
-        nothing = not matcher.is_error() and not any(matcher.compute_bitmask())
-        if matcher.is_error() or nothing:
-            problem = " ".join(matcher.get_error().split())
-            if nothing or problem.startswith("NoExtension"):
-                problem = "no tokens of this model satisfy it"
-            raise RequestError(f"grammar: {problem}", param="grammar", code="invalid_grammar")
+        first = _first_token(matcher)
+        if first is None or matcher.is_error():
+            raise _failure(matcher)
+        # What is too large for the parser shows once there is something to parse.
+        probe = matcher.deep_copy()
+        if probe.consume_token(first) and not probe.is_stopped():
+            probe.compute_bitmask()
+        if probe.is_error():
+            raise _failure(probe)
         return matcher
+
+
+def _first_token(matcher: LLMatcher) -> int | None:
+    """The first that may come, in the order of the vocabulary."""
+    if matcher.is_error():
+        return None
+    mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+    byte = int((mask != 0).argmax()) if len(mask) else 0
+    if not mask[byte : byte + 1].any():
+        return None
+    return byte * 8 + int(np.unpackbits(mask[byte : byte + 1], bitorder="little").argmax())
+
+
+def _failure(matcher: LLMatcher) -> RequestError:
+    problem = " ".join(matcher.get_error().split())
+    if not problem or problem.startswith("NoExtension"):
+        problem = "no tokens of this model satisfy it"
+    return RequestError(f"grammar: {problem}", param="grammar", code="invalid_grammar")
 
 
 class GrammarState:

@@ -200,7 +200,12 @@ class Scheduler:
         if outcome.token == NUMERICAL_ERROR:
             self._drop(sequence)
             message = outcome.error or "the model computed values that are not numbers"
-            return SequenceNews(sequence.id, finish_reason="error", error=message)
+            return SequenceNews(
+                sequence.id,
+                finish_reason="error",
+                error=message,
+                refused=outcome.error is not None,
+            )
         sequence.computed = chunk.end
         self.kv.commit(sequence.blocks, sequence.tokens, chunk.end)
         n_prompt = len(sequence.request.prompt)

@@ -125,7 +125,8 @@ class Plan:
 
 class ChunkResult(NamedTuple):
     """`token` is sampled from the last row (None: none was, or there is no row at all), and the
-    last one if `ended`; `logits` for prompt_logits; `error` says more of a NUMERICAL_ERROR."""
+    last one if `ended`; `logits` for prompt_logits; `error` says what of the
+    request left no token to draw, for a NUMERICAL_ERROR."""
 
     token: int | None = None
     logits: FloatArray | None = None

@@ -5,6 +5,7 @@ Of a JSON schema: which keyword cannot be enforced, or contradicts another, and 
 
 from __future__ import annotations
 
+import re
 from itertools import islice
 from typing import Any
 
@@ -12,6 +13,7 @@ from localllm.errors import RequestError
 from localllm.grammar import GrammarSpec
 from localllm.text.grammars import (
     asks_for_nothing,
+    check_length,
     compilable,
     compile_problem,
     json_grammar,
@@ -51,6 +53,7 @@ _MOST_SUSPECTS = 500
 def check_grammar(spec: GrammarSpec, where: str) -> None:
     """RequestError, naming `where` it was given or a place below, unless it can be enforced."""
     try:
+        check_length(spec)
         if spec.kind == "json_schema":
             check_schema(parse_schema(spec.source), where)
             return
@@ -60,6 +63,9 @@ def check_grammar(spec: GrammarSpec, where: str) -> None:
             message = str(error).removeprefix("grammar: ")
             raise RequestError(f"{where}: {message}", param=where, code=error.code) from error
         raise
+    if problem and spec.kind == "gbnf":  # it speaks of lines of the Lark that this was made into
+        reason = re.sub(r"^[\d:() ]+", "", problem.split(" 1 | ")[0])
+        problem = f"the GBNF cannot be enforced: {reason}"
     if problem:
         raise RequestError(f"{where}: {problem}", param=where, code="invalid_grammar")
 

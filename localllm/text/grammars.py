@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from localllm.errors import RequestError
 from localllm.grammar import GrammarSpec
+
+if TYPE_CHECKING:
+    from llguidance import LLParserLimits
 
 LONGEST_SOURCE = 500_000  # characters
 _LONGEST_MESSAGE = 500
@@ -31,8 +34,7 @@ def compilable(spec: GrammarSpec) -> str:
     """What `llguidance.LLMatcher` takes; RequestError when the source cannot even be read."""
     from llguidance import LLMatcher
 
-    if len(spec.source) > LONGEST_SOURCE:
-        raise grammar_error(f"the {spec.kind} is longer than {LONGEST_SOURCE} characters")
+    check_length(spec)
     match spec.kind:
         case "json_object":
             return json_grammar({"type": "object"})
@@ -46,6 +48,11 @@ def compilable(spec: GrammarSpec) -> str:
             return LLMatcher.grammar_from_lark(spec.source)
         case "gbnf":
             return LLMatcher.grammar_from_lark(_gbnf_lark(spec.source))
+
+
+def check_length(spec: GrammarSpec) -> None:
+    if len(spec.source) > LONGEST_SOURCE:
+        raise grammar_error(f"the {spec.kind} is longer than {LONGEST_SOURCE} characters")
 
 
 def lark_rule(spec: GrammarSpec) -> str | None:
@@ -100,13 +107,19 @@ def _enforced(schema: Any) -> Any:
 
 def compile_problem(grammar: str) -> str:
     """Why llguidance does not take a grammar, in one line; "" if it does."""
-    from llguidance import LLMatcher, LLParserLimits
+    from llguidance import LLMatcher
 
-    limits = LLParserLimits(verbose_errors=False)
-    is_error, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=limits)
+    is_error, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=parser_limits())
     if not is_error:
         return ""
     return " ".join(messages[0].split())[:_LONGEST_MESSAGE] or "it cannot be compiled"
+
+
+def parser_limits() -> LLParserLimits:
+    """What a grammar may cost: thousands of alternatives, but no more than a second or two."""
+    from llguidance import LLParserLimits
+
+    return LLParserLimits(verbose_errors=False, initial_lexer_fuel=500_000, max_items_in_row=20_000)
 
 
 def regex_problem(pattern: str) -> str:
@@ -136,16 +149,43 @@ def _choice_lark(source: str) -> str:
     is_list = isinstance(choices, list) and choices
     if not is_list or not all(isinstance(choice, str) and choice for choice in choices):
         raise grammar_error("choices must be a list of texts, not empty")
-    return "start: " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
+    # In one piece: a rule with thousands of alternatives is more than llguidance's parser takes.
+    return f"start: /({'|'.join(map(literal_pattern, choices))})/"
+
+
+def literal_pattern(text: str) -> str:
+    """`text` within a regular expression between slashes."""
+    return re.escape(text).replace("/", r"\/").replace("\\\n", r"\n")
 
 
 def _gbnf_lark(source: str) -> str:
     from llguidance.gbnf_to_lark import gbnf_to_lark
 
     try:
-        return str(gbnf_to_lark(_CODE_POINT.sub(_as_character, source)))
+        lark = str(gbnf_to_lark(_CODE_POINT.sub(_as_character, source)))
     except Exception as error:  # the converter raises many kinds
         raise grammar_error(f"the GBNF cannot be read: {' '.join(str(error).split())}") from error
+
+    return _LARK_PIECE.sub(_with_parentheses, lark)
+
+
+# `("a"*)+` comes out of the converter without its parentheses, which Lark does not take.
+_LARK_PIECE = re.compile(r'("(?:\\.|[^"\\])*"|/(?:\\.|[^/\\])+/|\w+|\))((?:[*+?]|\{[\d,]*\}){2,}|)')
+_QUANTIFIER = re.compile(r"[*+?]|\{[\d,]*\}")
+
+
+def _with_parentheses(match: re.Match[str]) -> str:
+    atom, quantifiers = match.groups()
+    if atom == ")":  # they are somewhere before it
+        kinds = set(quantifiers)
+        return atom + (quantifiers if not kinds <= {*"*+?"} else _either(kinds))
+    for quantifier in _QUANTIFIER.findall(quantifiers)[:-1]:
+        atom = f"({atom}{quantifier})"
+    return atom + "".join(_QUANTIFIER.findall(quantifiers)[-1:])
+
+
+def _either(quantifiers: set[str]) -> str:
+    return "*" if len(quantifiers) > 1 else "".join(quantifiers)
 
 
 _CODE_POINT = re.compile(r"(?<!\\)((?:\\\\)*)\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8}))")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import Any, TypeAlias
 
 from localllm.errors import RequestError
@@ -24,6 +25,7 @@ SCHEMA_MAPS = (
 )
 DEEPEST = 100
 _MOST_NODES = 10_000
+_LARGEST_FACTOR = 100_000
 _PLAIN_NAME = re.compile(r"[A-Za-z_$][\w$-]*")
 
 
@@ -38,6 +40,7 @@ def subschemas(schema: Schema, where: str) -> list[Node]:
         for keyword, value in node[1].items():
             if _is_too_large(value, keyword):
                 raise refusal(node[0], keyword, "numbers must be finite and fit a float64")
+        _check_multiple(*node)
     return found
 
 
@@ -82,6 +85,15 @@ def _is_too_large(value: Any, keyword: str) -> bool:
         return False
     parts = value.values() if isinstance(value, dict) else value
     return any(_is_too_large(part, "") for part in parts)
+
+
+def _check_multiple(path: str, node: dict[str, Any]) -> None:
+    """A grammar of multiples has about as many states as the number has ones."""
+    factor = node.get("multipleOf")
+    if isinstance(factor, int | float) and not isinstance(factor, bool):
+        digits = Decimal(str(factor)).normalize().as_tuple().digits
+        if int("".join(map(str, digits))) > _LARGEST_FACTOR:
+            raise refusal(path, "multipleOf", f"{factor} has too many digits to be enforced")
 
 
 def check_reference(node: Any, root: Schema, path: str) -> None:

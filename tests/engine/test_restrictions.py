@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from localllm.engine.core import EngineCore
 from localllm.engine.messages import SequenceNews, Submit
 from localllm.engine.restrictions import bits_of, clear_bits, set_bits
+from localllm.errors import RequestError
 from localllm.grammar import GrammarSpec, ThinkingBudget
 from localllm.sampling_params import SamplingParams
 from tests.engine.fakes import VOCAB, WORDS, fake_core, fake_vocabulary, run, tokens_of
@@ -193,6 +194,7 @@ def test_where_no_token_is_left_the_sequence_fails_and_no_other() -> None:
         submit("good", grammar=regex("abc")),
     )
     assert news["bad"][-1].finish_reason == "error"
+    assert isinstance(news["bad"][-1].failure(), RequestError)
     assert "leave no token" in (news["bad"][-1].error or "")
     assert text_of(news["good"]) == "abc"
     core.check_integrity()
@@ -251,6 +253,44 @@ def test_a_broken_grammar_is_an_error_and_harms_nobody() -> None:
     assert news["bad"][0].finish_reason == news["empty"][0].finish_reason == "error"
     assert "unclosed" in (news["bad"][0].error or "")
     assert tokens_of(news["good"])
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        GrammarSpec("lark", 'start: "a"{1000000000}'),
+        GrammarSpec("regex", "a{1000000000}"),
+        GrammarSpec("lark", "start: W\nW: " + " & ".join(f"/.*a.{{{i}}}b/" for i in range(14))),
+    ],
+)
+def test_a_grammar_that_costs_too_much_is_refused_before_the_first_token(spec: GrammarSpec) -> None:
+    (news,) = run(fake_core(), submit("bad", grammar=spec))["bad"]
+    assert isinstance(news.failure(), RequestError)
+    assert news.tokens == ()
+
+
+@pytest.mark.parametrize("kind", ["choice", "lark", "rules", "json_schema"])
+def test_thousands_of_alternatives(kind: str) -> None:
+    words = [f"w{i}e" for i in range(8000)]
+    rules = "\n".join(f'r{i}: "{word}"' for i, word in enumerate(words))
+    spec = {
+        "choice": GrammarSpec("choice", json.dumps(words)),
+        "lark": GrammarSpec("lark", "start: " + " | ".join(f'"{word}"' for word in words)),
+        "rules": GrammarSpec("lark", f"start: {' | '.join(f'r{i}' for i in range(8000))}\n{rules}"),
+        "json_schema": GrammarSpec("json_schema", json.dumps({"enum": [*range(8000)]})),
+    }[kind]
+    text, reason, _ = answer(3, grammar=spec)
+    assert reason == "stop"
+    assert text in words or int(text) < 8000
+
+
+def test_choices_may_have_any_characters() -> None:
+    choices = ["12\n.", " a-", "?!", "ab.."]
+    found = {
+        answer(seed, grammar=GrammarSpec("choice", json.dumps(choices)))[0] for seed in range(9)
+    }
+    assert found <= set(choices)
+    assert len(found) > 1
 
 
 def test_a_sequence_may_be_cancelled_while_it_is_prepared() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import string
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +16,20 @@ from hypothesis import strategies as st
 from localllm.errors import RequestError
 from localllm.grammar import GrammarSpec
 from localllm.text.grammar_check import check_grammar, check_schema
-from localllm.text.grammars import json_grammar
+from localllm.text.grammars import compilable, json_grammar
 
 SUITE = os.environ.get("LOCALLLM_JSON_SCHEMA_SUITE")
 
 
 def accepts(schema: Any, text: str) -> bool:
     """Whether the grammar of the schema lets `text` be the whole output, byte by byte."""
+    return takes(json_grammar(schema), text)
+
+
+def takes(grammar: str, text: str) -> bool:
     from llguidance import LLMatcher, LLTokenizer
 
-    tokenizer = LLTokenizer("byte")
-    matcher = LLMatcher(tokenizer, json_grammar(schema), log_level=0)
+    matcher = LLMatcher(LLTokenizer("byte"), grammar, log_level=0)
     assert not matcher.is_error(), matcher.get_error()
     tokens = list(text.encode())
     return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
@@ -84,6 +88,12 @@ def refusal(schema: Any) -> str | None:
         ({"properties": {"a": {"$ref": "#/$defs/b"}}}, "s.properties.a.$ref"),
         ({"items": {"$ref": "http://example.com/x.json"}}, "s.items.$ref"),
         ({"items": {"$ref": "#anchor"}}, "s.items.$ref"),
+        ({"properties": {"a": {"$ref": "#/properties/a"}}}, "s.properties.a.$ref"),
+        # numbers that are too large
+        ({"items": {"exclusiveMinimum": 10**400}}, "s.items.exclusiveMinimum"),
+        ({"exclusiveMinimum": float("inf")}, "s.exclusiveMinimum"),
+        ({"properties": {"a": {"const": {"b": [10**400]}}}}, "s.properties.a.const"),
+        ({"type": "integer", "multipleOf": 1234577}, "s.multipleOf"),
     ],
 )
 def test_fault_09_an_unsupported_keyword_is_named_with_its_path(
@@ -276,6 +286,8 @@ def test_the_json_schema_test_suite() -> None:
         (GrammarSpec("json_schema", "3"), "must be an object"),
         (GrammarSpec("json_schema", "[" * 5000), "not valid JSON"),
         (GrammarSpec("regex", "a" * 600_000), "longer than"),
+        (GrammarSpec("json_schema", json.dumps({"enum": ["a" * 600_000]})), "longer than"),
+        (GrammarSpec("gbnf", 'root ::= (("a" "b"){2})+'), "GBNF cannot be enforced"),
     ],
 )
 def test_what_is_no_grammar_is_refused_in_one_line(spec: GrammarSpec, words: str) -> None:
@@ -287,6 +299,21 @@ def test_what_is_no_grammar_is_refused_in_one_line(spec: GrammarSpec, words: str
     assert len(str(caught.value)) < 700
 
 
+@pytest.mark.parametrize(
+    ("gbnf", "lark"),
+    [
+        ('root ::= ("a"*)*', 'start: ("a"*)*'),
+        ('root ::= (("a"?)+){2} "b**"', 'start: (("a"?)+){2,2} "b**"'),
+        ('root ::= (("a" "b")*)+', 'start: ("a" "b")*'),
+        ("root ::= ([/]{2,3})+", r"start: (/[\/]/{2,3})+"),
+    ],
+)
+def test_repetitions_of_repetitions_in_gbnf(gbnf: str, lark: str) -> None:
+    spec = GrammarSpec("gbnf", gbnf)
+    check_grammar(spec, "grammar")
+    assert lark in compilable(spec)
+
+
 def test_deep_and_wide_schemas_are_refused_not_run() -> None:
     deep: dict[str, Any] = {}
     for _ in range(150):
@@ -294,3 +321,11 @@ def test_deep_and_wide_schemas_are_refused_not_run() -> None:
     assert refusal(deep) is not None
     wide: dict[str, Any] = {"properties": {f"p{i}": {} for i in range(11_000)}}
     assert refusal(wide) == "s"
+
+
+@given(st.lists(st.text(st.sampled_from([*string.printable, "é"]), min_size=1), min_size=1))
+def test_choices_are_what_they_say(choices: list[str]) -> None:
+    grammar = compilable(GrammarSpec("choice", json.dumps(choices)))
+    for choice in choices:
+        assert takes(grammar, choice)
+        assert takes(grammar, choice + "x") == (choice + "x" in choices)

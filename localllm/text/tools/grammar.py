@@ -10,12 +10,12 @@ from typing import Any
 
 from localllm.errors import RequestError
 from localllm.grammar import GrammarSpec
-from localllm.text.grammars import compile_problem, lark_rule
+from localllm.text.grammars import compile_problem, lark_rule, literal_pattern
 from localllm.text.reasoning import ReasoningFormat, Thinking
 from localllm.text.tokenizer import Tokenizer
 from localllm.text.tools.call_rules import call_rule
 from localllm.text.tools.formats import AnyFormat, ChannelFormat, JsonCall, ToolFormat
-from localllm.text.tools.lark import TEXT, Rules, Words, pattern, token
+from localllm.text.tools.lark import TEXT, Rules, Words, token
 from localllm.text.tools.schema import Tool
 
 _MOST_CALLS = 32
@@ -223,7 +223,7 @@ def _free_calls(
     if thought is None:
         return None
     # What begins with thinking is that and nothing else, even where a call is spoken of in it.
-    no_thought = f"~/\\s*{pattern(thinking.opens.strip())}(?s:.*)/"
+    no_thought = f"~/\\s*{literal_pattern(thinking.opens.strip())}(?s:.*)/"
     first = rules.rule(rules.terminal(f"{_up_to(begun)} & {no_thought}"), "[lazy]")
     plain = rules.terminal(f"{TEXT} & {no_thought}")
     others = "" if only_one else answer
@@ -231,7 +231,7 @@ def _free_calls(
 
 
 def _up_to(text: str) -> str:
-    return f"/(?s:.*){pattern(text)}/"
+    return f"/(?s:.*){literal_pattern(text)}/"
 
 
 def _thinking_as_text(reasoning: ReasoningFormat, rules: Rules) -> str | None:
@@ -239,7 +239,7 @@ def _thinking_as_text(reasoning: ReasoningFormat, rules: Rules) -> str | None:
     opens, closes = reasoning.opens.strip(), reasoning.closes.strip()
     if [rules.words.parts(mark) for mark in (opens, closes)] != [[opens], [closes]]:
         return None
-    return rules.rule(f"/\\s*{pattern(opens)}(?s:.*){pattern(closes)}/", "[lazy]")
+    return rules.rule(f"/\\s*{literal_pattern(opens)}(?s:.*){literal_pattern(closes)}/", "[lazy]")
 
 
 def _all_calls(

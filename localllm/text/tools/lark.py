@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from localllm.text.grammars import literal_pattern
 from localllm.text.tokenizer import Tokenizer
 
 TEXT = "/(?s:.*)/"
@@ -107,7 +108,7 @@ class Rules:
         if len(parts) == 1 and isinstance(parts[0], str):
             return self.rule(TEXT, f"[suffix={quoted(end)}]")
         first = parts[0]
-        before = f"/(?s:.*){pattern(first)}/" if isinstance(first, str) else TEXT
+        before = f"/(?s:.*){literal_pattern(first)}/" if isinstance(first, str) else TEXT
         rest = end.removeprefix(first) if isinstance(first, str) else end
         return f"{self.rule(before)} {self.words.literal(rest)}"
 
@@ -131,13 +132,8 @@ def quoted(text: str) -> str:
 
 
 def _loose(text: str) -> str:
-    return "/" + pattern(text).replace(r"\n", r"\n{0,2}") + "/"
+    return "/" + literal_pattern(text).replace(r"\n", r"\n{0,2}") + "/"
 
 
 def token(number: int) -> str:
     return f"<[{number}]>"
-
-
-def pattern(text: str) -> str:
-    """`text` within a regular expression between slashes."""
-    return re.escape(text).replace("/", r"\/").replace("\\\n", r"\n")
