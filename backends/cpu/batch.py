@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate, chain
+from operator import mul
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import from_dtype, types
+from numba import types
 
-from localllm.backends.base import BLOCK_TOKENS, Batch, SamplingArrays, StepLimits
-from localllm.backends.cpu.batch_check import SAMPLING_TYPES, check
+from localllm.backends.base import BLOCK_TOKENS, Batch, SamplingArrays, StepLimits, mask_words
+from localllm.backends.cpu.batch_check import PER_ROW, SAMPLING_TYPES, check
 from localllm.backends.cpu.kernel import (
     H_BLOCK_TABLES,
     H_IDS,
@@ -24,201 +26,122 @@ from localllm.backends.cpu.kernel import (
     H_SLOTS,
     H_TABLE_BLOCKS,
     H_TOKENS,
-    helper,
     native,
 )
-from localllm.backends.cpu.simd import address_of
+from localllm.backends.cpu.simd import scalar_load_i32
 
 Array = npt.NDArray[Any]
+
+# In the order of the header's words, H_IDS to H_BLOCK_TABLES.
+_STEP_ARRAYS = (
+    "ids",
+    "positions",
+    "query_start",
+    "seq_lens",
+    "logit_rows",
+    "slots",
+    "block_tables",
+)
+_TYPES = [np.dtype(np.int32)] * len(_STEP_ARRAYS) + list(SAMPLING_TYPES.values())
+_ITEM_BYTES = [dtype.itemsize for dtype in _TYPES]
+_SAMPLING = len(_STEP_ARRAYS)
+_BIAS_START = list(SAMPLING_TYPES).index("bias_start")
+_LEAST = int(np.iinfo(np.int32).min)
 
 
 def fill_header(
     header: Array, batch: Batch, limits: StepLimits, vocab: int, n_blocks: Sequence[int]
-) -> None:
-    """Sets a step header's sizes, and points it at the batch's arrays.
+) -> object:
+    """Sets a step header's sizes, and points it at copies of the batch's arrays.
 
-    Raises ValueError for a batch that would make the kernels leave their memory.
+    Returns what holds the copies: the caller keeps it as long as the header is used. Raises
+    ValueError for a batch that would make the kernels leave their memory.
     """
-    bounds = np.array(
-        [limits.tokens, limits.seqs, limits.logit_rows, limits.context, vocab, *n_blocks], np.int64
-    )
-    sampling = batch.sampling
-    try:
-        good = _fill_header(
-            header,
-            bounds,
-            batch.ids,
-            batch.positions,
-            batch.query_start,
-            batch.seq_lens,
-            batch.logit_rows,
-            batch.slots,
-            batch.block_tables,
-            *[getattr(sampling, name) for name in SAMPLING_TYPES],
-        )
-    except TypeError:  # an array of another type or layout
-        good = False
-    if not good:
+    arrays = [getattr(batch, name) for name in _STEP_ARRAYS]
+    arrays += [getattr(batch.sampling, name) for name in SAMPLING_TYPES]
+    sizes = [array.size for array in arrays]
+    good = [array.dtype for array in arrays] == _TYPES
+    good = good and _sizes_are_good(sizes, batch, limits, vocab, len(n_blocks))
+    # One join, since asking numpy for 25 addresses takes longer than a small op.
+    copies = np.frombuffer(b"".join([array.tobytes() for array in arrays]), np.uint8)
+    ends = accumulate(map(mul, sizes, _ITEM_BYTES), initial=copies.ctypes.data)
+    addresses = list(ends)[:-1]
+    if not good or not _values_are_good(_bounds(addresses, batch, limits, vocab, n_blocks)):
         check(batch, limits, vocab, n_blocks)
         raise ValueError("bad batch")
+    header[H_TOKENS], header[H_SEQS] = batch.ids.size, batch.seq_lens.size
+    header[H_LOGIT_ROWS] = batch.logit_rows.size
+    header[H_IDS : H_IDS + _SAMPLING] = addresses[:_SAMPLING]
+    header[H_TABLE_BLOCKS] = batch.block_tables.shape[2]
+    header[H_SAMPLING : H_SAMPLING + len(SAMPLING_TYPES)] = addresses[_SAMPLING:]
+    return copies
 
 
-_INTS = types.int32[::1]
-
-
-@helper
-def _within(values: Array, end: int) -> bool:
-    good = True
-    for value in values:
-        good &= 0 <= value < end
-    return good
-
-
-@helper
-def _ranges_are_good(starts: Array, ids: Array, values: Array, vocab: int) -> bool:
-    """Each row has a range of the ids, all of which are tokens."""
-    good = starts[0] == 0 and starts[starts.size - 1] == ids.size == values.size
-    for row in range(starts.size - 1):
-        good &= starts[row] <= starts[row + 1]
-    return good and _within(ids, vocab)
-
-
-@helper
-def _masks_are_good(rows: Array, masks: Array, vocab: int) -> bool:
-    words = (vocab + 31) // 32
-    count = masks.size // words
-    good = masks.size == count * words
-    for row in rows:
-        good &= -1 <= row < count
-    return good
-
-
-@helper
-def _step_is_good(
-    bounds: Array,
-    ids: Array,
-    positions: Array,
-    query_start: Array,
-    seq_lens: Array,
-    logit_rows: Array,
-    slots: Array,
-    tables: Array,
+def _sizes_are_good(
+    sizes: list[int], batch: Batch, limits: StepLimits, vocab: int, groups: int
 ) -> bool:
-    """The checks of `check`, quickly."""
-    tokens, seqs, groups = ids.size, seq_lens.size, bounds.size - 5
-    if tokens == 0 or seqs == 0 or tokens > bounds[0] or seqs > bounds[1]:
-        return False
-    if logit_rows.size > bounds[2] or positions.size != tokens or query_start.size != seqs + 1:
-        return False
-    if slots.shape != (groups, tokens) or tables.shape[0] != groups or tables.shape[1] != seqs:
-        return False
-    if query_start[0] != 0 or query_start[seqs] != tokens:
-        return False
-    for group in range(groups):
-        if not _within(slots[group], bounds[5 + group] * BLOCK_TOKENS):
-            return False
-        for seq in range(seqs):
-            for block in tables[group, seq]:
-                if block >= bounds[5 + group]:
-                    return False
+    """Whether the arrays fit each other and the limits; `check` says the same in words."""
+    tokens, seqs, rows = batch.ids.size, batch.seq_lens.size, batch.logit_rows.size
+    sampling = batch.sampling
+    bias, history = sampling.bias_ids.size, sampling.history_ids.size
     return (
-        _within(ids, bounds[4])
-        and _within(positions, bounds[3])
-        and _within(seq_lens, bounds[3] + 1)
-        and _within(logit_rows, tokens)
+        0 < tokens <= limits.tokens
+        and 0 < seqs <= limits.seqs
+        and rows <= limits.logit_rows
+        and batch.slots.shape == (groups, tokens)
+        and batch.block_tables.shape == (groups, seqs, batch.block_tables.shape[-1])
+        and sizes[:5] == [tokens, tokens, seqs + 1, seqs, rows]
+        and sizes[_SAMPLING:-1]
+        == [rows] * 10 + [rows + 1, bias, bias, rows + 1, history, history, rows]
+        and sampling.masks.size % mask_words(vocab) == 0
     )
 
 
-@native(
-    types.boolean(
-        types.int64[::1],
-        types.int64[::1],
-        *[_INTS] * 5,
-        types.int32[:, ::1],
-        types.int32[:, :, ::1],
-        *[from_dtype(dtype)[::1] for dtype in SAMPLING_TYPES.values()],
-    )
-)
-def _fill_header(
-    header: Array,
-    bounds: Array,
-    ids: Array,
-    positions: Array,
-    query_start: Array,
-    seq_lens: Array,
-    logit_rows: Array,
-    slots: Array,
-    tables: Array,
-    temperature: Array,
-    top_k: Array,
-    top_p: Array,
-    min_p: Array,
-    repetition_penalty: Array,
-    presence_penalty: Array,
-    frequency_penalty: Array,
-    seed: Array,
-    choice: Array,
-    index: Array,
-    bias_start: Array,
-    bias_ids: Array,
-    bias_values: Array,
-    history_start: Array,
-    history_ids: Array,
-    history_counts: Array,
-    mask_rows: Array,
-    masks: Array,
-) -> bool:
-    """Native, since asking numpy for 25 addresses takes longer than a small op."""
-    header[H_TOKENS], header[H_SEQS], header[H_LOGIT_ROWS] = (
-        ids.size,
-        seq_lens.size,
-        logit_rows.size,
-    )
-    header[H_IDS], header[H_POSITIONS] = address_of(ids), address_of(positions)
-    header[H_QUERY_START], header[H_SEQ_LENS] = address_of(query_start), address_of(seq_lens)
-    header[H_LOGIT_ROW_IDS] = address_of(logit_rows)
-    header[H_SLOTS], header[H_BLOCK_TABLES] = address_of(slots), address_of(tables)
-    header[H_TABLE_BLOCKS] = tables.shape[2]
-    header[H_SAMPLING + 0] = address_of(temperature)
-    header[H_SAMPLING + 1] = address_of(top_k)
-    header[H_SAMPLING + 2] = address_of(top_p)
-    header[H_SAMPLING + 3] = address_of(min_p)
-    header[H_SAMPLING + 4] = address_of(repetition_penalty)
-    header[H_SAMPLING + 5] = address_of(presence_penalty)
-    header[H_SAMPLING + 6] = address_of(frequency_penalty)
-    header[H_SAMPLING + 7] = address_of(seed)
-    header[H_SAMPLING + 8] = address_of(choice)
-    header[H_SAMPLING + 9] = address_of(index)
-    header[H_SAMPLING + 10] = address_of(bias_start)
-    header[H_SAMPLING + 11] = address_of(bias_ids)
-    header[H_SAMPLING + 12] = address_of(bias_values)
-    header[H_SAMPLING + 13] = address_of(history_start)
-    header[H_SAMPLING + 14] = address_of(history_ids)
-    header[H_SAMPLING + 15] = address_of(history_counts)
-    header[H_SAMPLING + 16] = address_of(mask_rows)
-    header[H_SAMPLING + 17] = address_of(masks)
-    rows = logit_rows.size
-    sizes_are_good = (
-        temperature.size == rows
-        and top_k.size == rows
-        and top_p.size == rows
-        and min_p.size == rows
-        and repetition_penalty.size == rows
-        and presence_penalty.size == rows
-        and frequency_penalty.size == rows
-        and seed.size == rows
-        and choice.size == rows
-        and index.size == rows
-        and bias_start.size == rows + 1
-        and history_start.size == rows + 1
-        and mask_rows.size == rows
-        and _masks_are_good(mask_rows, masks, bounds[4])
-        and _ranges_are_good(bias_start, bias_ids, bias_values, bounds[4])
-        and _ranges_are_good(history_start, history_ids, history_counts, bounds[4])
-    )
-    return sizes_are_good and _step_is_good(
-        bounds, ids, positions, query_start, seq_lens, logit_rows, slots, tables
-    )
+def _bounds(
+    addresses: list[int], batch: Batch, limits: StepLimits, vocab: int, n_blocks: Sequence[int]
+) -> Array:
+    """What `_values_are_good` takes: every index in the batch, and where it must stay."""
+    ids, positions, query_start, seq_lens, logit_rows, slots, tables, *sampling = addresses
+    bias_start, bias_ids, _, history_start, history_ids, _, mask_rows, _ = sampling[_BIAS_START:]
+    tokens, seqs, rows = batch.ids.size, batch.seq_lens.size, batch.logit_rows.size
+    biased, known = batch.sampling.bias_ids.size, batch.sampling.history_ids.size
+    bounds = [
+        *(ids, tokens, 0, vocab, 0, 0),
+        *(positions, tokens, 0, limits.context, 0, 0),
+        *(query_start, seqs + 1, 0, tokens + 1, 1, tokens),
+        *(seq_lens, seqs, 0, limits.context + 1, 0, 0),
+        *(logit_rows, rows, 0, tokens, 0, 0),
+        *(mask_rows, rows, -1, batch.sampling.masks.size // mask_words(vocab), 0, 0),
+        *(bias_start, rows + 1, 0, biased + 1, 1, biased),
+        *(bias_ids, biased, 0, vocab, 0, 0),
+        *(history_start, rows + 1, 0, known + 1, 1, known),
+        *(history_ids, known, 0, vocab, 0, 0),
+    ]
+    in_table = seqs * batch.block_tables.shape[2]
+    for group, blocks in enumerate(n_blocks):
+        bounds += (slots + group * tokens * 4, tokens, 0, blocks * BLOCK_TOKENS, 0, 0)
+        bounds += (tables + group * in_table * 4, in_table, _LEAST, blocks, 0, 0)
+    return np.array(bounds, np.int64).reshape(-1, 6)
+
+
+@native(types.boolean(types.int64[:, ::1]))
+def _values_are_good(bounds: Array) -> bool:
+    """Each row: address and number of int32 values; least value, end; whether they divide a range.
+
+    Those that do start with 0, never fall, and end with the row's last entry.
+    """
+    good = True
+    for row in range(bounds.shape[0]):
+        values, last = bounds[row, 0], bounds[row, 1] - 1
+        for at in range(last + 1):
+            value = scalar_load_i32(values, at * 4)
+            good &= bounds[row, 2] <= value < bounds[row, 3]
+        if bounds[row, 4] != 0:
+            good &= scalar_load_i32(values, 0) == 0
+            good &= scalar_load_i32(values, last * 4) == bounds[row, 5]
+            for at in range(last):
+                good &= scalar_load_i32(values, at * 4) <= scalar_load_i32(values, at * 4 + 4)
+    return good
 
 
 def first_tokens(tokens: int, groups: int) -> Batch:
@@ -235,4 +158,4 @@ def first_tokens(tokens: int, groups: int) -> Batch:
     )
 
 
-NATIVES = (_fill_header,)
+NATIVES = (_values_are_good,)

@@ -43,7 +43,7 @@ SAMPLING_TYPES: dict[str, np.dtype[Any]] = {
     "mask_rows": _INT32,
     "masks": _UINT32,
 }
-_PER_ROW = (*tuple(SAMPLING_TYPES)[:10], "mask_rows")
+PER_ROW = (*tuple(SAMPLING_TYPES)[:10], "mask_rows")
 assert tuple(SAMPLING_TYPES) == tuple(f.name for f in fields(SamplingArrays))
 
 
@@ -93,14 +93,14 @@ def _shape_problems(batch: Batch, tokens: int, seqs: int, rows: int, groups: int
         ("slots", batch.slots, (groups, tokens)),
         ("block_tables", batch.block_tables, (groups, seqs, batch.block_tables.shape[-1])),
     ):
-        if array.shape != shape or array.dtype != _INT32 or not array.flags.c_contiguous:
-            yield f"{name} is {array.dtype} {array.shape}, not contiguous int32 {shape}"
+        if array.shape != shape or array.dtype != _INT32:
+            yield f"{name} is {array.dtype} {array.shape}, not int32 {shape}"
     for name, dtype in SAMPLING_TYPES.items():
         array = getattr(batch.sampling, name)
-        if array.dtype != dtype or not array.flags.c_contiguous:
-            yield f"sampling.{name} is {array.dtype}, not contiguous {dtype}"
+        if array.dtype != dtype:
+            yield f"sampling.{name} is {array.dtype}, not {dtype}"
         expected = rows + 1 if name.endswith("_start") else rows
-        if (name in _PER_ROW or name.endswith("_start")) and array.size != expected:
+        if (name in PER_ROW or name.endswith("_start")) and array.size != expected:
             yield f"sampling.{name} has {array.size} entries for {rows} logit rows"
 
 

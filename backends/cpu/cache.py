@@ -139,9 +139,9 @@ class DiskCache(_Cache):
         return CompileResult._rebuild(target_context, *payload)
 
     def save_overload(self, sig: Any, data: Any) -> None:
+        content = dumps((str(sig), data.codegen.magic_tuple(), data._reduce()))
         if data.library.has_dynamic_globals:
             raise TypeError(f"{self._path.stem} refers to addresses of this process")
-        content = dumps((str(sig), data.codegen.magic_tuple(), data._reduce()))
         temporary = self._path.with_suffix(f".{uuid.uuid4().hex}")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)

@@ -35,6 +35,7 @@ from numba.core.registry import CPUDispatcher
 from numba.extending import intrinsic
 
 from localllm.backends.cpu import cache
+from localllm.backends.cpu.codegen import to_object_code
 
 KernelFunction: TypeAlias = Callable[[int, int, int], None]
 Constant: TypeAlias = str | int | float | bool
@@ -117,10 +118,16 @@ class Kernel:
     def compile(self) -> None:
         """Makes the native code, or reads it from disk, unless that is done."""
         if self._compiled is None:
-            compiled: Any = CFunc(self.function, (_SIGNATURE.args, types.void), {}, dict(_OPTIONS))
-            compiled._cache = self._cache()
-            compiled.compile()
-            self._compiled = compiled
+            if not self.is_ready():
+                with to_object_code():
+                    self._read_or_compile()
+            self._compiled = self._read_or_compile()
+
+    def _read_or_compile(self) -> Any:
+        compiled: Any = CFunc(self.function, (_SIGNATURE.args, types.void), {}, dict(_OPTIONS))
+        compiled._cache = self._cache()
+        compiled.compile()
+        return compiled
 
     def is_ready(self) -> bool:
         """Whether `compile` has only to read, at most."""
@@ -203,12 +210,18 @@ class Native:
     def compile(self) -> Any:
         """Makes the native code unless that is done; returns what `__call__` calls."""
         if self._dispatcher is None:
-            dispatcher = njit(nogil=True, **_OPTIONS)(self._function)
-            dispatcher._cache = self._cache()
-            dispatcher.compile(self._signature)
-            dispatcher.disable_compile()
-            self._dispatcher = dispatcher
+            if not self.is_ready():
+                with to_object_code():
+                    self._read_or_compile()
+            self._dispatcher = self._read_or_compile()
         return self._dispatcher
+
+    def _read_or_compile(self) -> Any:
+        dispatcher: Any = njit(nogil=True, **_OPTIONS)(self._function)
+        dispatcher._cache = self._cache()
+        dispatcher.compile(self._signature)
+        dispatcher.disable_compile()
+        return dispatcher
 
     def is_ready(self) -> bool:
         """Whether `compile` has only to read, at most."""

@@ -53,7 +53,7 @@ class CpuStep:
         self._table = self._make_table()
         self._last_call = _last_calls(lowered)
         self._sampling_call = self._last_call[-1]
-        self._batch: Batch | None = None  # keeps its arrays alive while the threads read them
+        self._arrays: object = None  # of the last batch, which the threads may read
         self._rows = 0
         self._submitted = 0  # calls of the table that `submit` has started
 
@@ -140,8 +140,8 @@ class CpuStep:
         self._workers.settle()  # a late thread may still look at the last batch
         caches = self._lowered.builder.caches
         blocks = [cache.n_blocks for cache in caches]
-        batch.fill_header(self._header, data, self._limits, self._vocab, blocks)
-        self._batch, self._rows = data, data.logit_rows.size
+        self._arrays = batch.fill_header(self._header, data, self._limits, self._vocab, blocks)
+        self._rows = data.logit_rows.size
 
 
 def _last_calls(lowered: Lowered) -> list[int]:
