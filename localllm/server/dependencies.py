@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
+from localllm.server.lanes import Lane
 from localllm.server.protocol.answers import ErrorEnvelope
 from localllm.server.served_model import ServedModel
 from localllm.server.service import Service
@@ -20,9 +21,15 @@ async def _model(service: Annotated[Service, Depends(_service)]) -> ServedModel:
     return service.model()
 
 
+async def _lane(request: Request, service: Annotated[Service, Depends(_service)]) -> Lane:
+    return service.lanes.of(len(await request.body()))  # which FastAPI has read by now
+
+
 ServiceDep = Annotated[Service, Depends(_service)]
 ModelDep = Annotated[ServedModel, Depends(_model)]
 """The model, ready to take a request; 503 otherwise."""
+LaneDep = Annotated[Lane, Depends(_lane)]
+"""Where the work on a request's text goes."""
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorEnvelope, "description": text}

@@ -6,19 +6,15 @@ import asyncio
 import importlib.metadata
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Literal, ParamSpec, TypeVar
+from typing import Literal
 
 from localllm.server.errors import UnavailableError
+from localllm.server.lanes import Lanes
 from localllm.server.ports import EngineLike
 from localllm.server.protocol.answers import Health
 from localllm.server.served_model import ServedModel
 
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
-
 VERSION = importlib.metadata.version("localllm")
-_TEXT_THREADS = 2
 
 
 class Service:
@@ -35,7 +31,7 @@ class Service:
         self._config_hash = config_hash
         self._model: ServedModel | None = None
         self._started = time.monotonic()
-        self._threads = ThreadPoolExecutor(_TEXT_THREADS, thread_name_prefix="text")
+        self.lanes = Lanes()
         self._request_closed = asyncio.Event()
 
     async def load(self) -> None:
@@ -43,7 +39,7 @@ class Service:
         cannot."""
         starting = asyncio.create_task(self.engine.start())
         try:
-            model = await self.off_loop(self._load_model)
+            model = await asyncio.to_thread(self._load_model)
             await starting
         except BaseException:
             self._failed = True
@@ -54,7 +50,7 @@ class Service:
 
     async def close(self) -> None:
         """Ends the engine; open requests end with an error."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self.lanes.close()
         await self.engine.close()
 
     def model(self) -> ServedModel:
@@ -86,11 +82,6 @@ class Service:
         """Tokens that prompt and answer of one request may have in all."""
         assert self.engine.ready is not None
         return self.engine.ready.context
-
-    async def off_loop(self, work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        """Runs what may take long (templates, tokenizing) where no stream waits for it."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, lambda: work(*args, **kwargs))
 
     def open_request(self) -> None:
         self.open_requests += 1

@@ -6,15 +6,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from localllm.errors import RequestError
+from localllm.text.bound import TextBound
 from localllm.text.tokenizer import Tokenizer
 
 
-def encode_prompts(tokenizer: Tokenizer, prompts: Sequence[str | Sequence[int]]) -> list[list[int]]:
+def encode_prompts(
+    tokenizer: Tokenizer, prompts: Sequence[str | Sequence[int]], bound: TextBound
+) -> list[list[int]]:
     """Special tokens in a raw prompt are meant; token ids are taken as they are, once checked."""
     encoded = []
     for index, prompt in enumerate(prompts):
         if isinstance(prompt, str):
-            encoded.append(tokenizer.encode(prompt, parse_special=True))
+            encoded.append(tokenizer.encode(prompt, parse_special=True, bound=bound))
         else:
             where = "prompt" if len(prompts) == 1 else f"prompt[{index}]"
             encoded.append(check_ids(tokenizer, prompt, where))

@@ -1,4 +1,4 @@
-"""POST /v1/completions, /tokenize and /detokenize."""
+"""POST /v1/completions."""
 
 from __future__ import annotations
 
@@ -111,49 +111,3 @@ async def test_what_is_not_honoured_is_refused_by_name(
     answer = await complete(client, "Hi", **{name: value})
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == name
-
-
-async def test_tokenize_speaks_two_dialects(client: httpx.AsyncClient) -> None:
-    for field in ("content", "prompt"):
-        answer = await client.post("/tokenize", json={field: "Hi there"})
-        assert answer.json() == {"tokens": [17250, 612], "count": 2, "max_model_len": CONTEXT}
-
-
-@pytest.mark.parametrize("text", ["Grüße, 日本語 👩‍👩‍👧", "a<|endoftext|>b", ""])
-async def test_detokenize_is_the_way_back(client: httpx.AsyncClient, text: str) -> None:
-    tokens = (await client.post("/tokenize", json={"content": text})).json()["tokens"]
-    answer = await client.post("/detokenize", json={"tokens": tokens})
-    assert answer.json() == {"content": text, "prompt": text}
-
-
-async def test_tokenize_refuses(client: httpx.AsyncClient) -> None:
-    for path, body, param in (
-        ("/tokenize", {}, "content"),
-        ("/tokenize", {"content": 3}, "content"),
-        ("/detokenize", {}, "tokens"),
-        ("/detokenize", {"tokens": [99999]}, "tokens"),
-        ("/detokenize", {"tokens": ["a"]}, "tokens[0]"),
-    ):
-        answer = await client.post(path, json=body)
-        assert answer.status_code == 400
-        assert answer.json()["error"]["param"] == param
-
-
-async def test_tokenizer_info(client: httpx.AsyncClient, gpt2: ServedModel) -> None:
-    info = (await client.get("/tokenizer_info")).raise_for_status().json()
-    assert info["eos_token"] == info["bos_token"] == "<|endoftext|>"
-    assert info["pad_token"] is None
-    assert info["vocab_size"] == gpt2.tokenizer.vocab_size
-    assert info["model_max_length"] == CONTEXT
-    assert info["chat_template"] == gpt2.template.source
-
-
-async def test_apply_template(client: httpx.AsyncClient, engine: FakeEngine) -> None:
-    body = {"messages": [{"role": "user", "content": "Hello <|im_end|>"}]}
-    applied = (await client.post("/apply-template", json=body)).raise_for_status().json()
-    assert applied["prompt"].startswith("<|im_start|>user\nHello")
-    assert applied["prompt"].endswith("<|im_start|>assistant\n")
-    await client.post("/v1/chat/completions", json=body)
-    assert applied["count"] == len(engine.submitted[0].prompt)
-    refused = await client.post("/apply-template", json={"messages": []})
-    assert refused.status_code == 400

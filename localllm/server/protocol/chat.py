@@ -46,28 +46,9 @@ class ChatMessage(RequestBody):
     tool_call_id: str | None = None
 
 
-class ChatRequest(SamplingFields):
-    """`model` may be anything: one model is served, and the answer carries its name."""
+class TemplateFields(RequestBody):
+    """What the chat template is told beside the messages."""
 
-    not_honoured: ClassVar = SAMPLING_NOT_HONOURED | {
-        "audio": (),
-        "chat_template": (),
-        "continue_final_message": (False,),
-        "echo": (False,),
-        "function_call": ("none", "auto"),
-        "functions": ([],),
-        "modalities": (["text"], []),
-        "verbosity": ("medium",),
-        "web_search_options": (),
-    }
-
-    model: str | None = None
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="Goes before max_tokens"
-    )
-    logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = Field(
         None, description="none, auto, required, a function by its name, or allowed_tools"
@@ -84,12 +65,6 @@ class ChatRequest(SamplingFields):
         None, description="Another name of thinking_budget"
     )
     chat_template_kwargs: dict[str, Any] | None = None
-    user: str | None = None
-    metadata: dict[str, Any] | None = None
-    store: bool | None = None
-    service_tier: str | None = None
-    prompt_cache_key: str | None = None
-    safety_identifier: str | None = None
 
     @property
     def chosen_tools(self) -> ToolChoice:
@@ -99,6 +74,44 @@ class ChatRequest(SamplingFields):
     @property
     def thinking_tokens(self) -> int | None:
         return self.reasoning_budget if self.thinking_budget is None else self.thinking_budget
+
+
+TEMPLATE_NOT_HONOURED: dict[str, tuple[Any, ...]] = {
+    "chat_template": (),
+    "continue_final_message": (False,),
+}
+
+
+class ChatRequest(TemplateFields, SamplingFields):
+    """`model` may be anything: one model is served, and the answer carries its name."""
+
+    not_honoured: ClassVar = (
+        SAMPLING_NOT_HONOURED
+        | TEMPLATE_NOT_HONOURED
+        | {
+            "audio": (),
+            "echo": (False,),
+            "function_call": ("none", "auto"),
+            "functions": ([],),
+            "modalities": (["text"], []),
+            "verbosity": ("medium",),
+            "web_search_options": (),
+        }
+    )
+
+    model: str | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="Goes before max_tokens"
+    )
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
 
     @property
     def top_logprobs_wanted(self) -> int | None:

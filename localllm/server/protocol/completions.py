@@ -10,7 +10,7 @@ from pydantic import Field
 
 from localllm.errors import RequestError
 from localllm.sampling_params import SamplingParams
-from localllm.server.protocol.base import RequestBody, not_supported
+from localllm.server.protocol.base import not_supported
 from localllm.server.protocol.sampling import (
     MAX_CHOICES,
     MAX_TOP_LOGPROBS,
@@ -86,25 +86,3 @@ class CompletionRequest(SamplingFields):
         if isinstance(self.prompt[0], int):
             return [self.prompt]
         return self.prompt
-
-
-class TokenizeRequest(RequestBody):
-    """Either dialect: `content` with `add_special` (off unless asked for, as in llama.cpp), or
-    `prompt` with `add_special_tokens` (on unless asked not to, as in vLLM)."""
-
-    model: str | None = None
-    content: str | None = None
-    prompt: str | None = None
-    add_special: bool | None = None
-    add_special_tokens: bool | None = None
-    parse_special: bool = True
-
-    @property
-    def adds_special(self) -> bool:
-        asked = self.add_special if self.add_special_tokens is None else self.add_special_tokens
-        return self.content is None if asked is None else asked
-
-
-class DetokenizeRequest(RequestBody):
-    model: str | None = None
-    tokens: list[int]

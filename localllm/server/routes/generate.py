@@ -14,7 +14,7 @@ from localllm.server.admitted import AdmittedRoute, TicketDep
 from localllm.server.chat_prompt import prepare_chat
 from localllm.server.chunks import ChatWriter
 from localllm.server.completion_chunks import CompletionWriter
-from localllm.server.dependencies import EVENTS, GENERATION_ERRORS, ModelDep, ServiceDep
+from localllm.server.dependencies import EVENTS, GENERATION_ERRORS, LaneDep, ModelDep, ServiceDep
 from localllm.server.disconnect import unless_gone
 from localllm.server.event_stream import EventStream
 from localllm.server.generation import Generation, Job, plan_job
@@ -29,6 +29,7 @@ from localllm.server.protocol.sampling import SamplingFields
 from localllm.server.served_model import ServedModel
 from localllm.server.text import echo_texts, encode_prompts
 from localllm.server.ticket import Ticket
+from localllm.text.bound import TextBound
 
 logger = logging.getLogger("localllm.server")
 
@@ -37,15 +38,19 @@ router = APIRouter(tags=["generate"], responses=GENERATION_ERRORS, route_class=A
 
 @router.post("/v1/chat/completions", response_model=ChatCompletion, responses=EVENTS)
 async def chat_completions(
-    body: ChatRequest, request: Request, service: ServiceDep, model: ModelDep, ticket: TicketDep
+    body: ChatRequest,
+    request: Request,
+    service: ServiceDep,
+    model: ModelDep,
+    ticket: TicketDep,
+    lane: LaneDep,
 ) -> Response:
     """Answers a conversation, whole or, with `stream`, as server-sent events."""
     body.refuse_not_honoured()
-    params = await service.off_loop(
-        body.sampling_params, model.tokenizer.vocab_size, body.token_limit
-    )
+    params = await lane.run(body.sampling_params, model.tokenizer.vocab_size, body.token_limit)
     ticket.structured = params.grammar is not None
-    prompt = await service.off_loop(prepare_chat, model.template, model.tokenizer, body, params)
+    bound = TextBound(service.context(), "messages", whole=body.truncate_prompt_tokens is not None)
+    prompt = await lane.run(prepare_chat, model.template, model.tokenizer, body, params, bound)
     job = plan_job(
         prompt.ids,
         prompt.params,
@@ -65,15 +70,17 @@ async def completions(
     service: ServiceDep,
     model: ModelDep,
     ticket: TicketDep,
+    lane: LaneDep,
 ) -> Response:
     """Continues each prompt of a batch, whole or, with `stream`, as server-sent events."""
     body.refuse_not_honoured()
     if len(body.prompts) * body.n_drawn > MAX_SEQUENCES:
         raise RequestError(f"n: more than {MAX_SEQUENCES} answers to one request", param="n")
     limit = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-    params = await service.off_loop(body.sampling_params, model.tokenizer.vocab_size, limit)
+    params = await lane.run(body.sampling_params, model.tokenizer.vocab_size, limit)
     ticket.structured = params.grammar is not None
-    prompts = await service.off_loop(encode_prompts, model.tokenizer, body.prompts)
+    bound = TextBound(service.context(), "prompt", whole=body.truncate_prompt_tokens is not None)
+    prompts = await lane.run(encode_prompts, model.tokenizer, body.prompts, bound)
     jobs = [
         plan_job(prompt, params, service.context(), "prompt", body.truncate_prompt_tokens)
         for prompt in prompts
@@ -81,7 +88,7 @@ async def completions(
     echoes = None
     if body.echo:
         texts = [job.prompt for job in jobs]
-        echoes = await service.off_loop(echo_texts, model.tokenizer, body.prompts, texts)
+        echoes = await lane.run(echo_texts, model.tokenizer, body.prompts, texts)
     writer = CompletionWriter(model.id, model.tokenizer, ticket.timings, body, jobs, echoes)
     return await _answer(writer, jobs, body, request, ticket, model)
 

@@ -6,35 +6,47 @@ from fastapi import APIRouter
 
 from localllm.errors import RequestError
 from localllm.server.chat_prompt import encode_chat
-from localllm.server.dependencies import ERRORS, ModelDep, ServiceDep
+from localllm.server.dependencies import ERRORS, LaneDep, ModelDep, ServiceDep
 from localllm.server.protocol.answers import Prompt, Text, TokenizerInfo, Tokens
 from localllm.server.protocol.chat import ChatRequest
-from localllm.server.protocol.completions import DetokenizeRequest, TokenizeRequest
+from localllm.server.protocol.tokens import DetokenizeRequest, TokenizeRequest
 from localllm.server.text import check_ids, special_tokens
+from localllm.text.bound import TextBound
 
 router = APIRouter(tags=["tokens"], responses=ERRORS)
 
 
 @router.post("/tokenize")
-async def tokenize(body: TokenizeRequest, service: ServiceDep, model: ModelDep) -> Tokens:
-    """Token ids of a text."""
-    text = body.prompt if body.content is None else body.content
-    if text is None:
-        raise RequestError("content: this field (or prompt) is required", param="content")
-    ids = await service.off_loop(
-        model.tokenizer.encode,
-        text,
-        add_special=body.adds_special,
-        parse_special=body.parse_special,
-    )
+async def tokenize(
+    body: TokenizeRequest, service: ServiceDep, model: ModelDep, lane: LaneDep
+) -> Tokens:
+    """Token ids of a text, or of the prompt that a conversation becomes."""
+    body.refuse_not_honoured()
+    given = [name for name in ("content", "prompt", "messages") if getattr(body, name) is not None]
+    if len(given) != 1:
+        raise RequestError(
+            "content: this field, or prompt, or messages is required, and only one of them",
+            param="content",
+        )
+    bound = TextBound(service.context(), given[0], whole=True)
+    if body.messages is not None:
+        ids = await lane.run(encode_chat, model.template, body.messages, body, bound)
+    else:
+        ids = await lane.run(
+            model.tokenizer.encode,
+            body.content or body.prompt or "",
+            add_special=body.adds_special,
+            parse_special=body.parse_special,
+            bound=bound,
+        )
     return Tokens(tokens=ids, count=len(ids), max_model_len=service.context())
 
 
 @router.post("/detokenize")
-async def detokenize(body: DetokenizeRequest, service: ServiceDep, model: ModelDep) -> Text:
+async def detokenize(body: DetokenizeRequest, model: ModelDep, lane: LaneDep) -> Text:
     """The text of token ids, special tokens included."""
-    ids = check_ids(model.tokenizer, body.tokens, "tokens")
-    text = await service.off_loop(model.tokenizer.decode, ids, skip_special=False)
+    ids = await lane.run(check_ids, model.tokenizer, body.tokens, "tokens")
+    text = await lane.run(model.tokenizer.decode, ids, skip_special=False)
     return Text(content=text, prompt=text)
 
 
@@ -51,8 +63,12 @@ async def tokenizer_info(service: ServiceDep, model: ModelDep) -> TokenizerInfo:
 
 
 @router.post("/apply-template")
-async def apply_template(body: ChatRequest, service: ServiceDep, model: ModelDep) -> Prompt:
+async def apply_template(
+    body: ChatRequest, service: ServiceDep, model: ModelDep, lane: LaneDep
+) -> Prompt:
     """The prompt that a conversation becomes, as the model gets it."""
-    ids = await service.off_loop(encode_chat, model.template, body)
-    text = await service.off_loop(model.tokenizer.decode, ids, skip_special=False)
+    body.refuse_not_honoured()
+    bound = TextBound(service.context(), "messages", whole=True)
+    ids = await lane.run(encode_chat, model.template, body.messages, body, bound)
+    text = await lane.run(model.tokenizer.decode, ids, skip_special=False)
     return Prompt(prompt=text, count=len(ids))
