@@ -28,6 +28,7 @@ from localllm.backends.cuda.kernels.paged import PagedCache, page_strides
 SPLIT = 256
 BLOCK_M = 64
 BLOCK_POSITIONS = 64
+WIDE_HEAD_BYTES = 512  # of a key and a value; wider ones leave shared memory for fewer positions
 
 
 @triton.jit
@@ -66,7 +67,8 @@ def _load_page_rows(
         at = blocks * scale_block + tokens * scale_token + kv_head * scale_head
         scale = tl.load(scales + at[:, None] + (d // 32)[None, :], mask=inside, other=0.0)
         return (rows.to(tl.float32) * scale.to(tl.float32)).to(COMPUTE)
-    return rows.to(COMPUTE)
+    else:
+        return rows.to(COMPUTE)
 
 
 @triton.jit
@@ -256,7 +258,8 @@ def attend(
         parts = (len(q), shape.heads, side_by_side)
         part_acc = torch.empty((*parts, value_dim), dtype=torch.float32, device=q.device)
         part_ml = torch.empty((*parts, 2), dtype=torch.float32, device=q.device)
-    windowed, block_v = shape.window is not None, _block(value_dim)
+    windowed, block_d, block_v = shape.window is not None, _block(key_dim), _block(value_dim)
+    wide = (block_d + block_v) * q.element_size() > WIDE_HEAD_BYTES
     _attend_kernel[(len(tiles), cache.kv_heads, side_by_side or 1)](
         q, cache.keys, cache.values, cache.key_scales, cache.value_scales,
         out, part_acc, part_ml, sinks, block_table, positions, tiles,
@@ -264,12 +267,13 @@ def attend(
         shape.scale, shape.softcap or 1.0, shape.window or 0,
         *page_strides(cache.keys), *page_strides(cache.values),
         *page_strides(cache.key_scales), *page_strides(cache.value_scales),
-        HEADS=shape.heads, GROUP=group, DIM=key_dim, BLOCK_D=_block(key_dim),
+        HEADS=shape.heads, GROUP=group, DIM=key_dim, BLOCK_D=block_d,
         VALUE_DIM=value_dim, BLOCK_V=block_v, BLOCK_TOKENS=cache.keys.shape[1],
-        BLOCK_ROWS=_block_rows(group), POSITIONS=BLOCK_POSITIONS, SPLIT_LEN=SPLIT,
+        BLOCK_ROWS=_block_rows(group), SPLIT_LEN=SPLIT,
+        POSITIONS=BLOCK_POSITIONS // 2 if wide else BLOCK_POSITIONS,
         SIDE_BY_SIDE=side_by_side > 0, WINDOWED=windowed, CAPPED=shape.softcap is not None,
         HAS_SINKS=sinks is not None, QUANTIZED=cache.quantized,
-        num_warps=4, num_stages=2, enable_fp_fusion=False,
+        num_warps=4, num_stages=1 if wide else 2, enable_fp_fusion=False,
     )  # fmt: skip
     if side_by_side:
         _fold_splits_kernel[(len(q), shape.heads)](

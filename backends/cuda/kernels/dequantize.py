@@ -152,10 +152,11 @@ def weights_chunk(
         at = rows.to(tl.int64)[:, None] * cols + k[None, :]
         mask = (rows < n_rows)[:, None] & (k < cols)[None, :]
         return tl.load(codes + at, mask=mask, other=0.0)
-    chunks = tl.cdiv(cols, CHUNK)
-    last_tile = tl.cdiv(n_rows, TILE_ROWS) - 1
-    tile = tl.minimum(rows // TILE_ROWS, last_tile).to(tl.int64)
-    inner = rows % TILE_ROWS
-    row = (tile * chunks + chunk) * TILE_ROWS + inner
-    super_row = (tile * tl.cdiv(chunks, 2) + chunk // 2) * TILE_ROWS + inner
-    return _quantized_chunk(codes, high, scales, supers, row, super_row, FORMAT, ROWS)
+    else:
+        chunks = tl.cdiv(cols, CHUNK)
+        last_tile = tl.cdiv(n_rows, TILE_ROWS) - 1
+        tile = tl.minimum(rows // TILE_ROWS, last_tile).to(tl.int64)
+        inner = rows % TILE_ROWS
+        row = (tile * chunks + chunk) * TILE_ROWS + inner
+        super_row = (tile * tl.cdiv(chunks, 2) + chunk // 2) * TILE_ROWS + inner
+        return _quantized_chunk(codes, high, scales, supers, row, super_row, FORMAT, ROWS)

@@ -77,6 +77,7 @@ def _activate(x: Tensor, up: Tensor | None, out: Tensor, act: ActivationName) ->
         _activation_kernel[_grid(out)](
             x, up, out, out.shape[1], x.stride(0), up.stride(0) if up is not None else 0,
             out.stride(0), ACT=act, HAS_UP=up is not None, BLOCK=_BLOCK,
+            enable_fp_fusion=False,
         )  # fmt: skip
 
 
@@ -84,5 +85,6 @@ def add(a: Tensor, b: Tensor, out: Tensor) -> None:
     """out = a + b in float32, rounded to out's type."""
     if len(out):
         _add_kernel[_grid(out)](
-            a, b, out, out.shape[1], a.stride(0), b.stride(0), out.stride(0), BLOCK=_BLOCK
-        )
+            a, b, out, out.shape[1], a.stride(0), b.stride(0), out.stride(0),
+            BLOCK=_BLOCK, enable_fp_fusion=False,
+        )  # fmt: skip

@@ -13,6 +13,7 @@ with weights of its own.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import triton
@@ -20,10 +21,11 @@ import triton.language as tl
 from torch import Tensor
 
 from localllm.backends.cuda.kernels.dequantize import weights_chunk
-from localllm.backends.cuda.kernels.layout import CHUNK, TILE_ROWS, PackedWeight
+from localllm.backends.cuda.kernels.layout import CHUNK, PLAIN, TILE_ROWS, PackedWeight
 
 PARALLEL_PROGRAMS = 512  # what fills the largest GPUs; more splits than that only cost
 MIN_SPLIT_CHUNKS = 4
+SMALL_SHARED_MEMORY = 99 << 10  # bytes for one program on the GPUs that have least
 
 
 @triton.jit
@@ -145,13 +147,31 @@ class Tiles:
     side_by_side: bool  # splits are programs of their own
 
 
-def tiles_for(columns: int) -> Tiles:
+def tiles_for(columns: int, dtype: torch.dtype = torch.bfloat16) -> Tiles:
     """The one table of launch shapes. Rows per warp group stay 64: the same instructions."""
     if columns <= 16:
         return Tiles(TILE_ROWS, 16, warps=4, stages=4, side_by_side=True)
     if columns <= 64:
         return Tiles(TILE_ROWS, 64, warps=4, stages=3, side_by_side=True)
+    if dtype == torch.float32:  # wider tiles would not fit in shared memory
+        return Tiles(TILE_ROWS, 64, warps=4, stages=2, side_by_side=False)
     return Tiles(2 * TILE_ROWS, 128, warps=8, stages=3, side_by_side=False)
+
+
+def _stages(shape: Tiles, x: Tensor, weight: PackedWeight) -> int:
+    """As many stages of loads in flight as the device's shared memory holds."""
+    weight_bytes = weight.codes.element_size() if weight.type in PLAIN else 1
+    stage = CHUNK * (shape.columns * x.element_size() + shape.rows * weight_bytes)
+    return max(1, min(shape.stages, _shared_memory(x.device) // stage))
+
+
+@cache
+def _shared_memory(device: torch.device) -> int:
+    if device.type != "cuda":
+        return SMALL_SHARED_MEMORY
+    properties = torch.cuda.get_device_properties(device)
+    usual = properties.shared_memory_per_block
+    return int(getattr(properties, "shared_memory_per_block_optin", usual))
 
 
 def split_chunks(rows: int, cols: int) -> int:
@@ -207,7 +227,7 @@ def matmul(
     columns = len(out)
     if columns == 0:
         return
-    shape = tiles or tiles_for(columns)
+    shape = tiles or tiles_for(columns, x.dtype)
     row_tiles = _ceil_div(weight.rows, shape.rows)
     column_tiles = _ceil_div(columns, shape.columns)
     if grouping:
@@ -232,7 +252,7 @@ def matmul(
         FORMAT=weight.type.name, BLOCK_N=shape.rows, BLOCK_C=shape.columns,
         SPLIT_CHUNKS=per_split, PARTIAL=partial, GROUPED=grouping is not None,
         HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None,
-        num_warps=shape.warps, num_stages=shape.stages, enable_fp_fusion=False,
+        num_warps=shape.warps, num_stages=_stages(shape, x, weight), enable_fp_fusion=False,
     )  # fmt: skip
     if partial:
         _add_splits_kernel[(_ceil_div(weight.rows, 256), columns)](

@@ -88,7 +88,7 @@ def route(
         _route_kernel[(rows,)](
             logits, weights, experts, n_experts, logits.stride(0), scale,
             USED=used, BLOCK=triton.next_power_of_2(n_experts), SOFTMAX=gating == "softmax",
-            NORMALIZE=normalize, num_warps=1,
+            NORMALIZE=normalize, num_warps=1, enable_fp_fusion=False,
         )  # fmt: skip
     return weights, experts
 
@@ -136,7 +136,7 @@ def moe(
         return
     weights, experts = route(logits, used, gating=gating, normalize=normalize, scale=scale)
     pairs = rows * used
-    tiles = tiles_for(-(-pairs // gate.experts))
+    tiles = tiles_for(-(-pairs // gate.experts), x.dtype)
     grouping = group_pairs(experts, gate.experts, used, tiles)
 
     def empty(width: int, dtype: torch.dtype) -> Tensor:
@@ -150,6 +150,13 @@ def moe(
     answers = empty(down.rows, torch.float32)
     by_pair = Grouping(grouping.pairs, grouping.tile_experts, 1)
     matmul(hidden, down, answers, grouping=by_pair, tiles=tiles)
-    _combine_kernel[(rows, -(-down.rows // 1024))](
-        answers, weights, out, down.rows, out.stride(0), USED=used, BLOCK=1024
-    )
+    combine(answers, weights, out)
+
+
+def combine(answers: Tensor, weights: Tensor, out: Tensor) -> None:
+    """out[row] = the sum of weights[row, rank] * answers[pair], in the order of the ranks."""
+    rows, width = out.shape
+    _combine_kernel[(rows, -(-width // 1024))](
+        answers, weights, out, width, out.stride(0),
+        USED=weights.shape[1], BLOCK=1024, enable_fp_fusion=False,
+    )  # fmt: skip

@@ -66,5 +66,6 @@ def norm(
         group if per_column else 0, eps,
         GROUP=group, BLOCK=triton.next_power_of_2(group), LAYER=kind == "layer",
         HAS_RESIDUAL=residual is not None, HAS_WEIGHT=weight is not None,
-        HAS_BIAS=bias is not None, num_warps=1 if group <= 256 else 4 if group <= 4096 else 8,
+        HAS_BIAS=bias is not None, enable_fp_fusion=False,
+        num_warps=1 if group <= 256 else 4 if group <= 4096 else 8,
     )  # fmt: skip

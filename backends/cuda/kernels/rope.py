@@ -45,18 +45,19 @@ def _rotated_head(
     own = tl.load(x + d, mask=inside, other=0.0).to(tl.float32)
     if PAIRS == 0:
         return own
-    rotates = d < 2 * PAIRS
-    if INTERLEAVED:
-        pair, second = d // 2, d % 2 == 1
-        partner = tl.where(second, d - 1, d + 1)
     else:
-        pair, second = d % PAIRS, d >= PAIRS
-        partner = tl.where(second, d - PAIRS, d + PAIRS)
-    other = tl.load(x + partner, mask=rotates, other=0.0).to(tl.float32)
-    at = position * PAIRS + pair
-    c = tl.load(cos + at, mask=rotates, other=1.0)
-    s = tl.load(sin + at, mask=rotates, other=0.0)
-    return tl.where(rotates, own * c + tl.where(second, other * s, -other * s), own)
+        rotates = d < 2 * PAIRS
+        if INTERLEAVED:
+            pair, second = d // 2, d % 2 == 1
+            partner = tl.where(second, d - 1, d + 1)
+        else:
+            pair, second = d % PAIRS, d >= PAIRS
+            partner = tl.where(second, d - PAIRS, d + PAIRS)
+        other = tl.load(x + partner, mask=rotates, other=0.0).to(tl.float32)
+        at = position * PAIRS + pair
+        c = tl.load(cos + at, mask=rotates, other=1.0)
+        s = tl.load(sin + at, mask=rotates, other=0.0)
+        return tl.where(rotates, own * c + tl.where(second, other * s, -other * s), own)
 
 
 @triton.jit
@@ -143,7 +144,7 @@ def rope(x: Tensor, out: Tensor, positions: Tensor, angles: Angles, head_dim: in
     _rope_kernel[(len(x), x.shape[1] // head_dim)](
         x, out, angles.cos, angles.sin, positions, x.stride(0), out.stride(0),
         PAIRS=angles.pairs, INTERLEAVED=angles.interleaved, DIM=head_dim,
-        BLOCK_D=_block(head_dim), num_warps=1,
+        BLOCK_D=_block(head_dim), num_warps=1, enable_fp_fusion=False,
     )  # fmt: skip
 
 
@@ -191,7 +192,7 @@ def _launch(
         INTERLEAVED=angles.interleaved if angles else False,
         BLOCK_TOKENS=cache.keys.shape[1], QUANTIZED=cache.quantized,
         DIM=key_dim, BLOCK_D=_block(key_dim), VALUE_DIM=value_dim, BLOCK_V=_block(value_dim),
-        num_warps=1,
+        num_warps=1, enable_fp_fusion=False,
     )  # fmt: skip
 
 
