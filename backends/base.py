@@ -137,6 +137,20 @@ class Batch:
     logit_rows: Int32Array  # [R]
     sampling: SamplingArrays
 
+    @classmethod
+    def first_tokens(cls, tokens: int, groups: int) -> Self:
+        """One greedy sequence of a few tokens in block 0 of every group; asks for one token."""
+        return cls(
+            ids=np.zeros(tokens, np.int32),
+            positions=np.arange(tokens, dtype=np.int32),
+            query_start=np.array([0, tokens], np.int32),
+            seq_lens=np.array([tokens], np.int32),
+            slots=np.tile(np.arange(tokens, dtype=np.int32), (groups, 1)),
+            block_tables=np.zeros((groups, 1, 1), np.int32),
+            logit_rows=np.array([tokens - 1], np.int32),
+            sampling=SamplingArrays.greedy(1),
+        )
+
 
 class Step(Protocol):
     """A compiled program. `submit` may return before the work is done; depth is one."""

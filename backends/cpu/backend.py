@@ -14,10 +14,10 @@ from localllm.backends.cpu.kernel import Kernel, Native
 from localllm.backends.cpu.kernels.kv import group_block_bytes
 from localllm.backends.cpu.kv_cache import KVCache
 from localllm.backends.cpu.lower import lower
-from localllm.backends.cpu.memory import memory_info
 from localllm.backends.cpu.step import CpuStep
 from localllm.backends.cpu.weights import Weights
 from localllm.backends.cpu.workers import Workers
+from localllm.backends.host_memory import memory_info
 from localllm.backends.program import KVGroup, Program
 from localllm.gguf import Tensor
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate, chain
+from itertools import accumulate
 from operator import mul
 from typing import Any
 
@@ -11,19 +11,13 @@ import numpy as np
 import numpy.typing as npt
 from numba import types
 
-from localllm.backends.base import BLOCK_TOKENS, Batch, SamplingArrays, StepLimits, mask_words
-from localllm.backends.cpu.batch_check import PER_ROW, SAMPLING_TYPES, check
+from localllm.backends.base import BLOCK_TOKENS, Batch, StepLimits, mask_words
+from localllm.backends.cpu.batch_check import SAMPLING_TYPES, check
 from localllm.backends.cpu.kernel import (
-    H_BLOCK_TABLES,
     H_IDS,
-    H_LOGIT_ROW_IDS,
     H_LOGIT_ROWS,
-    H_POSITIONS,
-    H_QUERY_START,
     H_SAMPLING,
-    H_SEQ_LENS,
     H_SEQS,
-    H_SLOTS,
     H_TABLE_BLOCKS,
     H_TOKENS,
     native,
@@ -142,20 +136,6 @@ def _values_are_good(bounds: Array) -> bool:
             for at in range(last):
                 good &= scalar_load_i32(values, at * 4) <= scalar_load_i32(values, at * 4 + 4)
     return good
-
-
-def first_tokens(tokens: int, groups: int) -> Batch:
-    """One greedy sequence of a few tokens in block 0 of every group; asks for one token."""
-    return Batch(
-        ids=np.zeros(tokens, np.int32),
-        positions=np.arange(tokens, dtype=np.int32),
-        query_start=np.array([0, tokens], np.int32),
-        seq_lens=np.array([tokens], np.int32),
-        slots=np.tile(np.arange(tokens, dtype=np.int32), (groups, 1)),
-        block_tables=np.zeros((groups, 1, 1), np.int32),
-        logit_rows=np.array([tokens - 1], np.int32),
-        sampling=SamplingArrays.greedy(1),
-    )
 
 
 NATIVES = (_values_are_good,)

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import mmap
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import psutil
 
-from localllm.backends.base import MemoryInfo
-from localllm.backends.cpu import cgroup
 from localllm.backends.cpu.kernel import CACHE_LINE
 
 ByteArray = npt.NDArray[np.uint8]
@@ -29,14 +25,3 @@ def aligned_bytes(size: int, *, huge_pages: bool = False) -> ByteArray:
 
 def round_up(size: int, multiple: int = CACHE_LINE) -> int:
     return -(-size // multiple) * multiple
-
-
-def memory_info(root: Path = Path("/")) -> MemoryInfo:
-    """The machine's memory, or what its control groups leave of it."""
-    machine = psutil.virtual_memory()
-    total, available = int(machine.total), int(machine.available)
-    for limit, used in cgroup.memory(root):
-        if limit < machine.total:
-            total = min(total, limit)
-            available = min(available, max(0, limit - used))
-    return MemoryInfo(total, available)

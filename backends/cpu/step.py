@@ -79,7 +79,7 @@ class CpuStep:
     def warmup(self) -> None:
         groups = len(self._lowered.builder.caches)
         for tokens in (min(BLOCK_TOKENS, self._limits.tokens), 1):
-            self.submit(batch.first_tokens(tokens, groups))
+            self.submit(Batch.first_tokens(tokens, groups))
             self.collect()
 
     def submit(self, batch: Batch) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from localllm.backends.base import Batch, SamplingArrays, StepLimits
-from localllm.backends.cpu.batch import fill_header, first_tokens
+from localllm.backends.cpu.batch import fill_header
 from localllm.backends.cpu.batch_check import check
 from localllm.backends.cpu.kernel import (
     H_IDS,
@@ -25,7 +25,7 @@ LIMITS = StepLimits(tokens=16, seqs=2, logit_rows=4, context=64)
 
 
 def test_a_good_batch_passes() -> None:
-    batch, header = first_tokens(16, 2), np.zeros(HEADER_WORDS, np.int64)
+    batch, header = Batch.first_tokens(16, 2), np.zeros(HEADER_WORDS, np.int64)
     check(batch, LIMITS, vocab=10, n_blocks=[1, 1])
     copies = fill_header(header, batch, LIMITS, vocab=10, n_blocks=[1, 1])
     assert header[[H_TOKENS, H_SEQS, H_LOGIT_ROWS]].tolist() == [16, 1, 1]
@@ -37,7 +37,7 @@ def test_a_good_batch_passes() -> None:
 
 
 def changed(name: str, change: Callable[[Any], object]) -> Batch:
-    batch = first_tokens(4, 1)
+    batch = Batch.first_tokens(4, 1)
     changes: dict[str, Any] = {name: change(getattr(batch, name))}
     return replace(batch, **changes)
 
@@ -47,21 +47,21 @@ def with_bias(starts: list[int], ids: list[int], values: list[float]) -> Batch:
     sampling.bias_start = np.array(starts, np.int32)
     sampling.bias_ids = np.array(ids, np.int32)
     sampling.bias_values = np.array(values, np.float32)
-    return replace(first_tokens(4, 1), sampling=sampling)
+    return replace(Batch.first_tokens(4, 1), sampling=sampling)
 
 
 def with_masks(rows: list[int], words: int) -> Batch:
     sampling = SamplingArrays.greedy(1)
     sampling.mask_rows = np.array(rows, np.int32)
     sampling.masks = np.zeros(words, np.uint32)
-    return replace(first_tokens(4, 1), sampling=sampling)
+    return replace(Batch.first_tokens(4, 1), sampling=sampling)
 
 
 @pytest.mark.parametrize(
     ("batch", "message"),
     [
-        (first_tokens(17, 1), "17 tokens, the step was compiled for 16"),
-        (first_tokens(4, 2), "slots is int32"),
+        (Batch.first_tokens(17, 1), "17 tokens, the step was compiled for 16"),
+        (Batch.first_tokens(4, 2), "slots is int32"),
         (changed("ids", lambda a: a + 10), "token ids outside of 0..9"),
         (changed("ids", lambda a: a - 1), "token ids outside of 0..9"),
         (changed("ids", lambda a: a.astype(np.int64)), "ids is int64"),

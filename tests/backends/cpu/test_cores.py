@@ -7,7 +7,7 @@ import pytest
 
 from localllm.backends.cpu import cgroup
 from localllm.backends.cpu.cores import default_threads
-from localllm.backends.cpu.memory import memory_info
+from localllm.backends.host_memory import memory_info
 
 FOUR = frozenset(range(4))
 

@@ -1,0 +1,21 @@
+"""How much memory the machine has to give."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+
+from localllm.backends.base import MemoryInfo
+from localllm.backends.cpu import cgroup
+
+
+def memory_info(root: Path = Path("/")) -> MemoryInfo:
+    """The machine's memory, or what its control groups leave of it."""
+    machine = psutil.virtual_memory()
+    total, available = int(machine.total), int(machine.available)
+    for limit, used in cgroup.memory(root):
+        if limit < machine.total:
+            total = min(total, limit)
+            available = min(available, max(0, limit - used))
+    return MemoryInfo(total, available)
