@@ -110,9 +110,12 @@ class SamplingParams:
         if any(not text for text in texts):
             what = "stop strings" if name == "stop" else f"{name}: texts"
             raise RequestError(f"{what} must not be empty", param=name)
-        if len(texts) > MOST_WORDS or any(len(text) > LONGEST_WORD for text in texts):
+        if len(texts) > MOST_WORDS:
+            raise RequestError(f"{name}: {len(texts)} texts; {MOST_WORDS} are the most", param=name)
+        longest = max(map(len, texts), default=0)
+        if longest > LONGEST_WORD:
             raise RequestError(
-                f"{name} may have {MOST_WORDS} texts of {LONGEST_WORD} characters", param=name
+                f"{name}: a text of {longest} characters; {LONGEST_WORD} are the most", param=name
             )
         object.__setattr__(self, name, texts)
 

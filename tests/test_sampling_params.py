@@ -88,3 +88,15 @@ def test_grammars_and_budgets_are_checked() -> None:
         ThinkingBudget(-1, ("x",), (1,))
     with pytest.raises(RequestError, match="end the thinking"):
         ThinkingBudget(1, ("x",), ())
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        ("x" * 100_000, "stop: a text of 100000 characters; 1000 are the most"),
+        (["x"] * 1001, "stop: 1001 texts; 1000 are the most"),
+    ],
+)
+def test_too_much_text_is_told_from_too_many_texts(texts: Any, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        SamplingParams(stop=texts)

@@ -88,8 +88,8 @@ def serve(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Keys with names, traffic classes and limits, as TOML: [[key]] tables with name, "
-            "key or sha256, class, requests_per_minute, max_concurrent.",
+            help="Keys with names, traffic classes and limits, as TOML: [\\[key]] tables with "
+            "name, key or sha256, class, requests_per_minute, max_concurrent.",
         ),
     ] = None,
     insecure: Annotated[

@@ -29,7 +29,13 @@ def create_app(
     """Routes over `service`, which the caller loads and closes. `max_running` is the most
     sequences that its engine computes at a time."""
     config = config or HttpConfig()
-    app = FastAPI(title="localllm", version=VERSION, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="localllm",
+        version=VERSION,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,  # clients do not follow with a POST: unknown URLs are 404
+    )
     app.state.service = service
     app.state.max_running = max_running
     app.state.metrics = Metrics(service, max_running)

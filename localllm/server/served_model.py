@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from localllm.errors import GGUFError
 from localllm.gguf import GGUFFile
 from localllm.models import trained_context
 from localllm.server.protocol.answers import Capabilities
@@ -70,8 +71,23 @@ def tensor_bytes(file: GGUFFile) -> int:
 
 
 def quantization(file: GGUFFile) -> str:
-    """The format that holds most of the file's bytes."""
+    """llama.cpp's name of what the file was made as, such as "Q4_K_M"; where the file does not
+    say, the format of most bytes in the layers (embeddings often have another)."""
+    from gguf import LlamaFileType
+
+    try:
+        kind = LlamaFileType(file.get_int("general.file_type") & ~LlamaFileType.GUESSED)
+    except (GGUFError, ValueError):
+        return _commonest_format(file)
+    return kind.name.removeprefix("MOSTLY_").removeprefix("ALL_")
+
+
+def _commonest_format(file: GGUFFile) -> str:
     n_bytes: Counter[str] = Counter()
-    for tensor in file.tensors.values():
-        n_bytes[tensor.type.name] += tensor.n_bytes
-    return n_bytes.most_common(1)[0][0] if n_bytes else "none"
+    for in_layers in (True, False):
+        for name, tensor in file.tensors.items():
+            if not in_layers or name.startswith("blk."):
+                n_bytes[tensor.type.name] += tensor.n_bytes
+        if n_bytes:
+            return n_bytes.most_common(1)[0][0]
+    return "none"

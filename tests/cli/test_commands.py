@@ -50,6 +50,11 @@ def test_help_is_quick_to_import_and_names_the_commands() -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+def test_brackets_in_explanations_are_shown() -> None:
+    shown = CliRunner().invoke(app, ["serve", "--help"], terminal_width=200)
+    assert "[[key]] tables" in " ".join(shown.output.split())
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_option_is_explained(command: str) -> None:
     group: Any = typer.main.get_command(app)

@@ -41,6 +41,22 @@ async def test_unknown_url(client: httpx.AsyncClient) -> None:
     assert error_of(answer)["code"] == "unknown_url"
 
 
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/tokenize"])
+async def test_a_slash_too_many_is_an_unknown_url(client: httpx.AsyncClient, path: str) -> None:
+    answer = await client.post(f"{path}/", json={"messages": HELLO, "prompt": "x"})
+    assert answer.status_code == 404
+    assert f"POST {path}/" in error_of(answer)["message"]
+
+
+@pytest.mark.parametrize(("old", "new"), [("functions", "tools"), ("function_call", "tool_choice")])
+async def test_what_is_outdated_is_refused_with_its_successor(
+    client: httpx.AsyncClient, old: str, new: str
+) -> None:
+    answer = await client.post(CHAT, json={"messages": HELLO, old: {"name": "f"}})
+    assert answer.status_code == 400
+    assert f"{old} is not supported by this server: send {new}," in error_of(answer)["message"]
+
+
 async def test_wrong_method(client: httpx.AsyncClient) -> None:
     answer = await client.get(CHAT)
     assert answer.status_code == 405

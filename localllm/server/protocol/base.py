@@ -56,13 +56,15 @@ class RequestBody(BaseModel):
 
     not_honoured: ClassVar[Mapping[str, Collection[Any]]] = {}
     """Fields that are known but do nothing here, each with the values that ask for nothing."""
+    instead: ClassVar[Mapping[str, str]] = {}
+    """What to send in the place of some of these."""
 
     def refuse_not_honoured(self) -> None:
         """RequestError naming the first field that asks for what cannot be done."""
         for name, neutral in self.not_honoured.items():
             value = (self.model_extra or {}).get(name)
             if value is not None and value not in neutral:
-                raise not_supported(name)
+                raise not_supported(name, self.instead.get(name, ""))
 
     def ignored_header(self) -> dict[str, str]:
         """The response header that names the fields nobody here knows; empty without any."""

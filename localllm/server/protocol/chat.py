@@ -99,6 +99,11 @@ class ChatRequest(TemplateFields, SamplingFields):
         }
     )
 
+    instead: ClassVar = {
+        "functions": "send tools, which took its place",
+        "function_call": "send tool_choice, which took its place",
+    }
+
     model: str | None = None
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = Field(
