@@ -10,12 +10,14 @@ import json
 import sys
 from typing import Any
 
+import numpy as np
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
+from localllm.backends.base import SamplingArrays
 from localllm.backends.cuda.kernels.attention import AttentionShape, attend
 from localllm.backends.cuda.kernels.elementwise import act_mul, add
 from localllm.backends.cuda.kernels.embed import embed
@@ -25,6 +27,7 @@ from localllm.backends.cuda.kernels.moe import combine, group_pairs, route
 from localllm.backends.cuda.kernels.norm import norm
 from localllm.backends.cuda.kernels.paged import PagedCache
 from localllm.backends.cuda.kernels.rope import Angles, rope, rope_and_store, store
+from localllm.backends.cuda.kernels.sampling import DeviceSampling, sample
 from localllm.gguf import TensorType
 from localllm.gguf.blocks import row_bytes
 
@@ -101,6 +104,15 @@ def compile_attention() -> None:
     store(kv, kv, cache, slots)
 
 
+def compile_sampling() -> None:
+    arrays = SamplingArrays.greedy(2)
+    arrays.bias_ids, arrays.bias_values = np.zeros(1, np.int32), np.zeros(1, np.float32)
+    arrays.history_ids, arrays.history_counts = np.zeros(1, np.int32), np.zeros(1, np.int32)
+    arrays.mask_rows[0], arrays.masks = 0, np.zeros(2, np.uint32)
+    arrays.temperature[:] = 1
+    sample(torch.zeros(2, 64), DeviceSampling.from_host(arrays, "cpu"))
+
+
 def compile_others() -> None:
     x = torch.zeros(2, 64, dtype=BF16)
     norm(x, x[0], x[0], x, eps=1e-5, kind="layer", group=64, residual=x, sum_out=x)
@@ -123,3 +135,4 @@ if __name__ == "__main__":
     compile_matmuls()
     compile_attention()
     compile_others()
+    compile_sampling()

@@ -29,7 +29,8 @@ def test_all_kernels_compile_and_multiply_on_tensor_cores(tmp_path: Path) -> Non
     assert result.returncode == 0, result.stderr
     kernels = [json.loads(line) for line in result.stdout.splitlines()]
     names = {kernel["name"] for kernel in kernels}
-    assert {"_matmul_kernel", "_attend_kernel", "_rope_store_kernel", "_norm_kernel"} <= names
+    assert {"_matmul_kernel", "_attend_kernel", "_fold_splits_kernel", "_rope_kernel"} <= names
+    assert {"_norm_kernel", "_combine_kernel", "_penalty_kernel", "_uniform_kernel"} <= names
     for kernel in kernels:
         assert kernel["cubin"] > 0
         assert kernel["shared"] <= SMALL_SHARED_MEMORY, kernel
