@@ -103,6 +103,7 @@ def test_the_wheel_works_elsewhere(tmp_path: Path) -> None:
     assert {"localllm", *result.stdout.split()} == expected
     assert (unpacked / "localllm" / "py.typed").is_file()
     static = ROOT / "localllm" / "server" / "static"
-    for path in static.rglob("*"):
+    shaders = ROOT / "localllm" / "backends" / "mps" / "shaders"
+    for path in (*static.rglob("*"), *shaders.glob("*.metal")):
         if path.is_file():
             assert (unpacked / path.relative_to(ROOT)).read_bytes() == path.read_bytes()

@@ -1,0 +1,1 @@
+"""Apple GPUs: torch with Metal kernels."""
