@@ -46,7 +46,8 @@ _LEAST = int(np.iinfo(np.int32).min)
 def fill_header(
     header: Array, batch: Batch, limits: StepLimits, vocab: int, n_blocks: Sequence[int]
 ) -> object:
-    """Sets a step header's sizes, and points it at copies of the batch's arrays.
+    """Sets a step header's sizes, and points it at copies of the batch's arrays; at the masks
+    themselves, since they are written later (see `SamplingArrays`).
 
     Returns what holds the copies: the caller keeps it as long as the header is used. Raises
     ValueError for a batch that would make the kernels leave their memory.
@@ -57,9 +58,10 @@ def fill_header(
     good = [array.dtype for array in arrays] == _TYPES
     good = good and _sizes_are_good(sizes, batch, limits, vocab, len(n_blocks))
     # One join, since asking numpy for 25 addresses takes longer than a small op.
-    copies = np.frombuffer(b"".join([array.tobytes() for array in arrays]), np.uint8)
-    ends = accumulate(map(mul, sizes, _ITEM_BYTES), initial=copies.ctypes.data)
-    addresses = list(ends)[:-1]
+    copies = np.frombuffer(b"".join([array.tobytes() for array in arrays[:-1]]), np.uint8)
+    masks = np.ascontiguousarray(batch.sampling.masks)
+    ends = accumulate(map(mul, sizes[:-1], _ITEM_BYTES), initial=copies.ctypes.data)
+    addresses = [*list(ends)[:-1], masks.ctypes.data]
     if not good or not _values_are_good(_bounds(addresses, batch, limits, vocab, n_blocks)):
         check(batch, limits, vocab, n_blocks)
         raise ValueError("bad batch")
@@ -68,7 +70,7 @@ def fill_header(
     header[H_IDS : H_IDS + _SAMPLING] = addresses[:_SAMPLING]
     header[H_TABLE_BLOCKS] = batch.block_tables.shape[2]
     header[H_SAMPLING : H_SAMPLING + len(SAMPLING_TYPES)] = addresses[_SAMPLING:]
-    return copies
+    return copies, masks
 
 
 def _sizes_are_good(

@@ -103,3 +103,12 @@ def test_a_bias_on_known_tokens_is_fine() -> None:
 def test_blocks_that_a_window_left_behind_are_fine() -> None:
     batch = changed("block_tables", lambda a: np.concatenate([a - 1, a], axis=2))
     check(batch, LIMITS, vocab=10, n_blocks=[1])
+
+
+def test_masks_may_be_written_later() -> None:
+    batch, header = with_masks([0], 1), np.zeros(HEADER_WORDS, np.int64)
+    held = fill_header(header, batch, LIMITS, vocab=10, n_blocks=[1])
+    batch.sampling.masks[0] = 77
+    word = H_SAMPLING + [field.name for field in fields(SamplingArrays)].index("masks")
+    assert ctypes.string_at(int(header[word]), 4) == batch.sampling.masks.tobytes()
+    assert held is not None
