@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -194,12 +193,16 @@ async def _serve(config: ServerConfig) -> None:
     logger.info("Loading %s; %s answers as soon as it is ready", config.engine.model.name, url)
 
     from localllm.engine.client import AsyncEngineClient
+    from localllm.server.rehearsal import rehearse
     from localllm.server.run import serve
-    from localllm.server.served_model import load_served_model
+    from localllm.server.served_model import ServedModel, load_served_model
     from localllm.server.service import Service
 
     engine = AsyncEngineClient(config.engine)
-    load_model = partial(load_served_model, config.engine.model, config.alias)
+
+    def load_model() -> ServedModel:
+        return rehearse(load_served_model(config.engine.model, config.alias))
+
     service = Service(engine, load_model, config_hash(config.engine))
 
     def announce() -> None:

@@ -30,7 +30,7 @@ class EngineCore:
         runner: Runner,
         ready: Ready,
         vocabulary: Vocabulary,
-        close: Callable[[], None],
+        close: Callable[[], None] = lambda: None,
     ) -> None:
         self.ready = ready
         self._close = close

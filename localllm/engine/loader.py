@@ -19,13 +19,14 @@ from localllm.engine.memory import (
     kv_budget,
     plan_kv,
 )
-from localllm.engine.messages import Ready
+from localllm.engine.messages import Ready, Submit
 from localllm.engine.runner import Runner
 from localllm.engine.scheduler import Scheduler, StepBudget
 from localllm.engine.vocabulary import Vocabulary
 from localllm.errors import RequestError
 from localllm.gguf import GGUFFile
 from localllm.models import build_program, trained_context
+from localllm.sampling_params import SamplingParams
 from localllm.text.tokenizer import load_tokenizer
 
 _LOGITS_BYTES = 32 * 2**20  # that prompt logits may add to a step's workspace
@@ -82,7 +83,16 @@ def _load(config: EngineConfig, progress: ProgressFn, stack: ExitStack) -> Engin
     scheduler = _make_scheduler(config, program, plan, limits)
     runner = Runner(step, limits, len(program.kv_groups), _vocab_size(program))
     vocabulary = Vocabulary(lambda: load_tokenizer(file), _vocab_size(program))
+    _rehearse(EngineCore(_make_scheduler(config, program, plan, limits), runner, ready, vocabulary))
     return EngineCore(scheduler, runner, ready, vocabulary, stack.close)
+
+
+def _rehearse(core: EngineCore) -> None:
+    """Generates two tokens with books that are thrown away: the first request is then no slower
+    than others."""
+    core.add(Submit("rehearsal", (0,), SamplingParams(max_tokens=2), frozenset()))
+    while core.has_work:
+        core.step()
 
 
 def _make_backend(config: EngineConfig) -> Backend:
