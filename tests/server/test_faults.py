@@ -1,7 +1,7 @@
 """Faults that users of other servers report again and again, by their number in the list of them.
 
-Others of that list have their tests where what they are about is tested: 17 in
-`tests/scripts/test_canary_fuzz.py`, 19 in `tests/engine/test_memory.py`, 30 in `test_access.py`.
+Others of that list have their tests where what they are about is tested: 15 and 19 to 23 in
+`test_faults_of_files.py`, 17 in `tests/scripts/test_canary_fuzz.py`, 30 in `test_access.py`.
 """
 
 from __future__ import annotations
