@@ -1,6 +1,6 @@
 """Sampling on the device, by the rules that `SamplingArrays` states: only token ids leave it.
 
-Triton adjusts logits and draws the random numbers, torch sorts and sums. Shapes follow from the
+Triton adjusts logits and draws the random numbers, torch orders and sums. Shapes follow from the
 batch alone and nothing waits for the device.
 """
 
@@ -49,16 +49,19 @@ class DeviceSampling:
     penalized: bool
     masked: bool
     drawn: bool  # some row has a temperature
+    head: int  # no drawn row looks further in its order; 0: some looks at all tokens
 
     @classmethod
     def from_host(cls, arrays: SamplingArrays, device: torch.device | str) -> Self:
+        drawn = arrays.top_k[arrays.temperature != 0]
         tensors = {name: _tensor(array).to(device) for name, array in vars(arrays).items()}
         return cls(
             **tensors,
             biased=len(arrays.bias_ids) > 0,
             penalized=len(arrays.history_ids) > 0,
             masked=bool((arrays.mask_rows >= 0).any()),
-            drawn=bool((arrays.temperature != 0).any()),
+            drawn=len(drawn) > 0,
+            head=int(drawn.max()) if len(drawn) and drawn.all() else 0,
         )
 
 
@@ -169,9 +172,22 @@ def _first_largest(z: Tensor, largest: Tensor) -> Tensor:
     return torch.where(z == largest, ids, vocab).amin(1)
 
 
+def _order(z: Tensor, head: int) -> Tensor:
+    """Ids [R, head] by falling logit, ties by rising id; head 0: all of them."""
+    vocab = z.shape[1]
+    if head == 0 or head >= vocab:
+        return z.sort(dim=1, descending=True, stable=True).indices
+    bits = (z + 0.0).view(torch.int32)  # of a negative zero, too, those of zero
+    rising = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    ids = torch.arange(vocab, device=z.device)
+    keys = (rising.long() << 32) | (vocab - 1 - ids)  # all different: `topk` breaks ties anyhow
+    return vocab - 1 - (keys.topk(head, dim=1).values & 0xFFFFFFFF)
+
+
 def _draw(z: Tensor, largest: Tensor, sampling: DeviceSampling) -> Tensor:
-    ordered, order = z.sort(dim=1, descending=True, stable=True)
-    ranks = torch.arange(z.shape[1], device=z.device)
+    order = _order(z, sampling.head)
+    ordered = z.gather(1, order)
+    ranks = torch.arange(order.shape[1], device=z.device)
     temperature = torch.where(sampling.temperature == 0, 1, sampling.temperature)[:, None]
     weights = ((ordered.double() - largest) / temperature).exp()
 
@@ -186,5 +202,5 @@ def _draw(z: Tensor, largest: Tensor, sampling: DeviceSampling) -> Tensor:
 
     sums = weights.cumsum(1)
     target = uniform(sampling).double()[:, None] * sums[:, -1:]
-    drawn = (sums <= target).sum(1, keepdim=True).clamp(max=z.shape[1] - 1)  # NaN counts none
+    drawn = (sums <= target).sum(1, keepdim=True).clamp(max=len(ranks) - 1)
     return order.gather(1, drawn)[:, 0]

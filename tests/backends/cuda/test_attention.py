@@ -11,6 +11,8 @@ from localllm.backends.cuda.kernels.paged import PagedCache
 from localllm.backends.program import FloatArray
 from tests.backends.cuda.steps import Heads, PagedSequences
 
+pytestmark = pytest.mark.torch
+
 SMALL = Heads(4, 2, 32, 32)
 # One token, one block, one more than a block, more than a split, with and without a past.
 LENGTHS, NEW = [1, 16, 17, SPLIT + 44, 90], [1, 16, 3, 18, 0]

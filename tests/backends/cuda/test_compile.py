@@ -8,8 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from localllm.backends.cuda.kernels.matmul import SMALL_SHARED_MEMORY
 from tests.helpers import ROOT
+
+pytestmark = pytest.mark.torch
 
 SCRIPT = Path(__file__).with_name("compile_kernels.py")
 HOPPER = "90"

@@ -13,6 +13,8 @@ from localllm.backends.cuda.kernels.norm import norm
 from localllm.backends.program import ActivationName
 from localllm.backends.reference import ops
 
+pytestmark = pytest.mark.torch
+
 
 def normal(rng: np.random.Generator, *shape: int) -> torch.Tensor:
     return torch.from_numpy(rng.standard_normal(shape).astype(np.float32))

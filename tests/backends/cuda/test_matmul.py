@@ -19,6 +19,8 @@ from localllm.gguf import TensorType
 from localllm.gguf.blocks import block_size
 from tests.backends.cuda.blocks import dequantized, random_blocks
 
+pytestmark = pytest.mark.torch
+
 SHAPES = [tiles_for(1), tiles_for(17), tiles_for(65), Tiles(64, 32, 4, 2, side_by_side=False)]
 
 

@@ -16,6 +16,8 @@ from localllm.backends.reference import ops
 from localllm.gguf import TensorType
 from tests.backends.cuda.blocks import dequantized, random_blocks
 
+pytestmark = pytest.mark.torch
+
 EXPERTS, WIDTH, FFN = 5, 96, 64
 
 

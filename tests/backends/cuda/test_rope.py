@@ -12,6 +12,8 @@ from localllm.backends.cuda.kernels.rope import angles, rope, rope_and_store
 from localllm.backends.program import RopeTable
 from localllm.backends.reference import ops
 
+pytestmark = pytest.mark.torch
+
 POSITIONS = np.array([0, 3, 900], np.int32)
 
 

@@ -11,6 +11,8 @@ from localllm.backends.cuda.kernels.sampling import DeviceSampling, adjusted, sa
 from localllm.backends.program import FloatArray
 from localllm.backends.reference import sampling as reference
 
+pytestmark = pytest.mark.torch
+
 VOCAB = 70  # no multiple of a mask's words
 
 
@@ -50,7 +52,7 @@ def normal(rng: np.random.Generator, rows: int) -> FloatArray:
 
 
 def test_tokens_are_those_of_the_reference(rng: np.random.Generator) -> None:
-    rows = 300
+    rows = 120
     logits, sampling = normal(rng, rows), random_sampling(rows, rng)
     device = DeviceSampling.from_host(sampling, "cpu")
     z = adjusted(torch.from_numpy(logits), device).numpy()
@@ -59,6 +61,23 @@ def test_tokens_are_those_of_the_reference(rng: np.random.Generator) -> None:
     tokens = sample(torch.from_numpy(logits), device)
     np.testing.assert_array_equal(tokens.numpy(), reference.sample(logits, sampling))
     assert len(set(tokens.tolist())) > VOCAB // 2
+
+
+@pytest.mark.parametrize("largest_k", [1, 9, VOCAB + 5])
+def test_a_short_head_is_ordered_without_sorting_the_rest(
+    largest_k: int, rng: np.random.Generator
+) -> None:
+    """Many ties, zeros of both signs among them, and rows that are greedy."""
+    rows = 60
+    logits = rng.integers(-2, 3, (rows, VOCAB)).astype(np.float32)
+    logits *= rng.choice([-1.0, 1.0], (rows, VOCAB)).astype(np.float32)
+    sampling = random_sampling(rows, rng)
+    sampling.top_k[:] = rng.integers(1, largest_k + 1, rows)
+    sampling.top_k[sampling.temperature == 0] = 0
+    device = DeviceSampling.from_host(sampling, "cpu")
+    assert device.head == sampling.top_k.max()
+    tokens = sample(torch.from_numpy(logits), device)
+    np.testing.assert_array_equal(tokens.numpy(), reference.sample(logits, sampling))
 
 
 def test_a_row_keeps_its_token_in_any_company(rng: np.random.Generator) -> None:

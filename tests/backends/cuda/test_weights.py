@@ -12,6 +12,8 @@ from localllm.gguf import TensorType
 from localllm.gguf.blocks import block_size
 from tests.backends.cuda.blocks import dequantized, random_blocks
 
+pytestmark = pytest.mark.torch
+
 FORMATS = sorted(QUANTIZED)
 
 
