@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from localllm.backends.base import Int32Array, SamplingArrays, Step, StepLimits
 from localllm.backends.program import FloatArray
 from localllm.engine.batch import BatchBuilder
 from localllm.engine.logprobs import token_logprobs
 from localllm.engine.messages import TokenLogprobs
 from localllm.engine.sequence import NUMERICAL_ERROR, Chunk, ChunkResult, Plan, StepResult
+
+_NO_LOGITS: FloatArray = np.empty((0, 0), np.float32)
 
 
 class Runner:
@@ -48,8 +52,13 @@ class Runner:
         self, chunk: Chunk, first: int, token: int, sampling: SamplingArrays
     ) -> ChunkResult:
         """For a sequence that wants more than a token of the device's sampler."""
-        logits = self._step.logits()[first : first + chunk.rows]
         sequence = chunk.sequence
+        top = sequence.request.params.logprobs
+        needs_logits = top is not None or chunk.prompt_rows or sequence.sampler is not None
+        if sequence.request.prompt_logits or needs_logits:
+            logits = self._step.logits()[first : first + chunk.rows]
+        else:  # a restriction alone, which the step has kept to
+            logits = _NO_LOGITS
         if sequence.request.prompt_logits:
             return ChunkResult(logits=logits.copy())
         prompt_logprobs = tuple(_prompt_logprobs(chunk, logits))
@@ -63,7 +72,6 @@ class Runner:
             if restriction.error is not None:
                 return ChunkResult(NUMERICAL_ERROR, error=restriction.error)
             ended = restriction.ended
-        top = sequence.request.params.logprobs
         told = top is not None and token != NUMERICAL_ERROR
         logprobs = (token_logprobs(logits[-1], token, top or 0),) if told else ()
         return ChunkResult(token, logprobs=logprobs, prompt_logprobs=prompt_logprobs, ended=ended)

@@ -12,13 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from localllm.backends.program import FloatArray
 from localllm.engine.core import EngineCore
 from localllm.engine.messages import SequenceNews, Submit
 from localllm.engine.restrictions import bits_of, clear_bits, set_bits
 from localllm.errors import RequestError
 from localllm.grammar import GrammarSpec, ThinkingBudget
 from localllm.sampling_params import SamplingParams
-from tests.engine.fakes import VOCAB, WORDS, fake_core, fake_vocabulary, run, tokens_of
+from tests.engine.fakes import VOCAB, WORDS, FakeStep, fake_core, fake_vocabulary, run, tokens_of
 
 END, THINK_END = 0, 1
 
@@ -323,3 +324,20 @@ def test_words_by_their_beginning_and_by_what_they_have_within() -> None:
         have = {i for i, word in enumerate(WORDS) if i > 1 and part in word}
         assert set(vocabulary.starting_with(part.encode()).tolist()) == begin
         assert set(vocabulary.containing(part.encode()).tolist()) == have
+
+
+def test_a_restriction_alone_asks_the_device_for_no_logits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[object] = []
+    logits = FakeStep.logits
+
+    def count(step: FakeStep) -> FloatArray:
+        asked.append(step)
+        return logits(step)
+
+    monkeypatch.setattr(FakeStep, "logits", count)
+    assert answer(1, grammar=regex("abc"))[0] == "abc"
+    assert asked == []
+    assert answer(1, grammar=regex("abc"), logprobs=1)[0] == "abc"
+    assert len(asked) > 0
