@@ -273,7 +273,7 @@ def attend(
         POSITIONS=BLOCK_POSITIONS // 2 if wide else BLOCK_POSITIONS,
         SIDE_BY_SIDE=side_by_side > 0, WINDOWED=windowed, CAPPED=shape.softcap is not None,
         HAS_SINKS=sinks is not None, QUANTIZED=cache.quantized,
-        num_warps=4, num_stages=1 if wide else 2, enable_fp_fusion=False,
+        num_warps=8 if wide else 4, num_stages=1 if wide else 2, enable_fp_fusion=False,
     )  # fmt: skip
     if side_by_side:
         _fold_splits_kernel[(len(q), shape.heads)](
