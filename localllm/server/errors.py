@@ -156,7 +156,21 @@ async def _respond_to_http_error(request: Request, error: Exception) -> JSONResp
     if error.status_code == 405:
         message = f"Method not allowed: {where}"
         failure = replace(failure, message=message, code="method_not_allowed")
+    if error.status_code == 400 and error.__cause__ is not None:  # FastAPI's, for any bad body
+        failure = replace(failure, message=_unreadable(error.__cause__))
     return _respond_with(failure, request)
+
+
+def _unreadable(cause: BaseException) -> str:
+    """What is wrong with a body that Python's JSON reader gave up on."""
+    match cause:
+        case RecursionError():
+            return "The request body is nested too deeply"
+        case UnicodeDecodeError():
+            return "The request body is not valid UTF-8"
+        case ValueError():
+            return "The request body has a number with too many digits"
+    return "The request body could not be read"
 
 
 async def _note_client_gone(request: Request, _error: Exception) -> JSONResponse:

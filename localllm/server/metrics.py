@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 
+import psutil
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -19,6 +20,7 @@ from localllm.engine.meter import SECOND_BOUNDS, TOKEN_BOUNDS, Tally
 from localllm.server.generation import TokenUsage
 from localllm.server.service import VERSION, Service
 
+_ON_PROCESSORS = ("cpu", "reference")
 _FIRST_TOKEN = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
     *(20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
@@ -164,9 +166,11 @@ class _EngineCollector(Collector):
     def __init__(self, service: Service, max_running: int) -> None:
         self._service = service
         self._max_running = max_running
+        psutil.cpu_percent()  # the first look has nothing to compare with
 
     def collect(self) -> Iterator[Metric]:
         yield from self._model()
+        yield from self._device()
         stats = self._service.engine.stats
         model = self._service.model_name
 
@@ -230,6 +234,26 @@ class _EngineCollector(Collector):
             yield seconds
             build |= {"backend": engine.ready.backend, **self._service.build_labels}
         yield InfoMetricFamily("localllm:build", "What runs", value=build)
+
+    def _device(self) -> Iterator[Metric]:
+        """Of processors only: what other devices tell is for their backends to add."""
+        ready = self._service.engine.ready
+        if ready is None or ready.backend not in _ON_PROCESSORS:
+            return
+        busy = GaugeMetricFamily(
+            "localllm:device_utilization",
+            "Share of the cores' time that anybody used since the last look, 0 to 1",
+            labels=["device"],
+        )
+        busy.add_metric([ready.device], psutil.cpu_percent() / 100)
+        yield busy
+        memory = GaugeMetricFamily(
+            "localllm:device_memory_bytes", "The machine's memory", labels=["device", "kind"]
+        )
+        report = psutil.virtual_memory()
+        memory.add_metric([ready.device, "total"], report.total)
+        memory.add_metric([ready.device, "available"], report.available)
+        yield memory
 
 
 def _buckets(bounds: Iterable[float], tally: Tally) -> tuple[list[tuple[str, float]], float]:

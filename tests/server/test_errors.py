@@ -71,6 +71,22 @@ async def test_a_body_that_is_no_json_object(client: httpx.AsyncClient, body: by
     assert error_of(answer)["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"[" * 50_000, "nested too deeply"),
+        (b'{"model": "\xff"}', "not valid UTF-8"),
+        (b'{"seed": ' + b"9" * 5000 + b"}", "a number with too many digits"),
+    ],
+)
+async def test_what_is_wrong_with_an_unreadable_body_is_said(
+    client: httpx.AsyncClient, body: bytes, message: str
+) -> None:
+    answer = await client.post(CHAT, content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 400
+    assert message in error_of(answer)["message"]
+
+
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded"])
 async def test_a_body_that_does_not_say_it_is_json(client: httpx.AsyncClient, kind: str) -> None:
     """So that no page of the web can make a browser post here without asking first."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import httpx
+import psutil
 import pytest
 from fastapi import FastAPI
 from prometheus_client import Metric
@@ -210,3 +212,16 @@ async def test_calls_structure_and_cut_prompts(
     assert value(metrics["localllm:structured_outputs"], "_total", valid="true") == 3
     assert value(metrics["localllm:structured_outputs"], "_total", valid="false") == 1
     assert value(metrics["localllm:context_truncations"], "_total") == 1
+
+
+async def test_a_processor_tells_its_load_and_memory(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    assert "localllm:device_utilization" not in await scrape(client), "of a device unknown here"
+    assert engine.ready is not None
+    engine.ready = replace(engine.ready, backend="cpu", device="a processor")
+    metrics = await scrape(client)
+    assert 0 <= value(metrics["localllm:device_utilization"], device="a processor") <= 1
+    memory = metrics["localllm:device_memory_bytes"]
+    assert value(memory, kind="total") == psutil.virtual_memory().total
+    assert 0 < value(memory, kind="available") < value(memory, kind="total")
