@@ -11,6 +11,9 @@ from pathlib import Path
 from localllm.errors import RequestError
 
 MOST_THREADS = 256  # where there are fewer cores
+BACKENDS = ("auto", "cpu", "torch", "reference")
+DEVICES = ("auto", "cpu", "cuda", "mps")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
 LEAST_CTX_SIZE = 16  # tokens: one block of the KV cache
 
 
@@ -22,7 +25,9 @@ class EngineConfig:
     """
 
     model: Path
-    backend: str = "auto"  # auto | cpu | reference
+    backend: str = "auto"  # one of BACKENDS
+    device: str = "auto"  # one of DEVICES
+    dtype: str = "auto"  # one of DTYPES: what torch multiplies in and keeps keys and values in
     threads: int | None = None
     isa: str = "auto"  # instruction set of the CPU kernels: auto, or one of `target.ISAS`
     ctx_size: int | None = None
@@ -32,6 +37,7 @@ class EngineConfig:
     prefix_cache: bool = True
 
     def __post_init__(self) -> None:
+        self._check_backend()
         for name in ("threads", "max_num_seqs", "max_num_batched_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -46,6 +52,19 @@ class EngineConfig:
             raise RequestError(
                 f"ctx_size must be at least {LEAST_CTX_SIZE}, not {self.ctx_size}", param="ctx_size"
             )
+
+    def _check_backend(self) -> None:
+        for name, known in (("backend", BACKENDS), ("device", DEVICES), ("dtype", DTYPES)):
+            if (value := getattr(self, name)) not in known:
+                raise RequestError(
+                    f"unknown {name} {value!r}; there are {', '.join(known)}", param=name
+                )
+        if self.backend in ("cpu", "reference") and self.device not in ("auto", "cpu"):
+            raise RequestError(
+                f"the {self.backend} backend does not compute on {self.device}", param="device"
+            )
+        if self.dtype != "auto" and self.backend != "torch":
+            raise RequestError("dtype is an option of the torch backend", param="dtype")
 
 
 def config_hash(config: EngineConfig) -> str:

@@ -81,6 +81,8 @@ class LLM:
         model: str | Path,
         *,
         backend: str = "auto",
+        device: str = "auto",
+        dtype: str = "auto",
         threads: int | None = None,
         isa: str = "auto",
         ctx_size: int | None = None,
@@ -92,6 +94,8 @@ class LLM:
         config = EngineConfig(
             model=Path(model),
             backend=backend,
+            device=device,
+            dtype=dtype,
             threads=threads,
             isa=isa,
             ctx_size=ctx_size,

@@ -1,1 +1,1 @@
-"""Apple GPUs: torch with Metal kernels."""
+"""Apple GPUs: torch with Metal kernels. Not yet run on Apple hardware."""

@@ -15,6 +15,10 @@ from localllm.cli.common import (
     Backend,
     BackendName,
     Debug,
+    Device,
+    DeviceName,
+    Dtype,
+    DtypeName,
     Isa,
     ModelArgument,
     Threads,
@@ -33,6 +37,8 @@ def bench(
     model: ModelArgument,
     threads: Threads = None,
     backend: Backend = BackendName.AUTO,
+    device: Device = DeviceName.AUTO,
+    dtype: Dtype = DtypeName.AUTO,
     isa: Isa = "auto",
     prompt_tokens: Annotated[
         int, typer.Option(min=1, metavar="N", help="Length of the prompt that is read.")
@@ -76,6 +82,8 @@ def bench(
         config = EngineConfig(
             model=path,
             backend=backend.value,
+            device=device.value,
+            dtype=dtype.value,
             threads=threads,
             isa=isa,
             ctx_size=work.context,

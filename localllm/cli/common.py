@@ -33,7 +33,22 @@ def size_option(text: str) -> int:
 class BackendName(StrEnum):
     AUTO = "auto"
     CPU = "cpu"
+    TORCH = "torch"
     REFERENCE = "reference"
+
+
+class DeviceName(StrEnum):
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+    MPS = "mps"
+
+
+class DtypeName(StrEnum):
+    AUTO = "auto"
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
 
 
 ModelArgument = Annotated[
@@ -55,7 +70,23 @@ Threads = Annotated[
     int | None,
     typer.Option(min=1, help="CPU threads that compute. Default: one per core.", metavar="N"),
 ]
-Backend = Annotated[BackendName, typer.Option(help="What computes; reference is a slow oracle.")]
+Backend = Annotated[
+    BackendName,
+    typer.Option(
+        help="What computes. auto: torch on a GPU if there is one, else cpu; reference is a slow "
+        "oracle."
+    ),
+]
+Device = Annotated[
+    DeviceName, typer.Option(help="Where to compute. auto: CUDA, else Apple's GPU, else the CPU.")
+]
+Dtype = Annotated[
+    DtypeName,
+    typer.Option(
+        help="What torch multiplies in, and keeps keys and values in. auto: float32 on the CPU, "
+        "else bfloat16."
+    ),
+]
 Isa = Annotated[
     str,
     typer.Option(

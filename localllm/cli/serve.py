@@ -14,6 +14,10 @@ from localllm.cli.common import (
     BackendName,
     ContextSize,
     Debug,
+    Device,
+    DeviceName,
+    Dtype,
+    DtypeName,
     Isa,
     OptionalModelArgument,
     Threads,
@@ -41,6 +45,8 @@ def serve(
     ] = None,
     threads: Threads = None,
     backend: Backend = BackendName.AUTO,
+    device: Device = DeviceName.AUTO,
+    dtype: Dtype = DtypeName.AUTO,
     isa: Isa = "auto",
     ctx_size: ContextSize = None,
     max_num_seqs: Annotated[
@@ -154,6 +160,8 @@ def serve(
         engine = EngineConfig(
             model=path,
             backend=backend.value,
+            device=device.value,
+            dtype=dtype.value,
             threads=threads,
             isa=isa,
             ctx_size=ctx_size,

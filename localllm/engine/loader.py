@@ -7,6 +7,7 @@ from contextlib import ExitStack
 
 from localllm.backends.base import BLOCK_TOKENS, Backend, ProgressFn, StepLimits
 from localllm.backends.program import Program
+from localllm.backends.selection import select
 from localllm.config import EngineConfig
 from localllm.engine.admission import Admission
 from localllm.engine.core import EngineCore
@@ -23,7 +24,6 @@ from localllm.engine.messages import Ready, Submit
 from localllm.engine.runner import Runner
 from localllm.engine.scheduler import Scheduler, StepBudget
 from localllm.engine.vocabulary import Vocabulary
-from localllm.errors import RequestError
 from localllm.gguf import GGUFFile
 from localllm.models import build_program, trained_context
 from localllm.sampling_params import SamplingParams
@@ -53,7 +53,8 @@ def _load(config: EngineConfig, progress: ProgressFn, stack: ExitStack) -> Engin
     trained = trained_context(file)
     wanted = config.ctx_size or trained
     program = build_program(file, wanted)
-    backend = _make_backend(config)
+    selection = select(config)
+    backend = selection.backend
     stack.callback(backend.close)
     check_weights_fit(
         backend.memory(), sum(file.tensors[name].n_bytes for name in program.weights())
@@ -72,7 +73,7 @@ def _load(config: EngineConfig, progress: ProgressFn, stack: ExitStack) -> Engin
     ready = Ready(
         architecture=file.architecture,
         backend=backend.name,
-        device=backend.describe(),
+        device="; ".join(filter(None, (backend.describe(), selection.why))),
         threads=backend.threads,
         context=plan.context,
         vocab_size=_vocab_size(program),
@@ -93,19 +94,6 @@ def _rehearse(core: EngineCore) -> None:
     core.add(Submit("rehearsal", (0,), SamplingParams(max_tokens=2), frozenset()))
     while core.has_work:
         core.step()
-
-
-def _make_backend(config: EngineConfig) -> Backend:
-    """Imports only what is asked for."""
-    if config.backend in ("auto", "cpu"):
-        from localllm.backends.cpu.backend import CpuBackend
-
-        return CpuBackend(config.threads, config.isa)
-    if config.backend == "reference":
-        from localllm.backends.reference import ReferenceBackend
-
-        return ReferenceBackend()
-    raise RequestError(f"unknown backend {config.backend!r}", param="backend")
 
 
 def _limits(config: EngineConfig, program: Program, context: int) -> StepLimits:

@@ -1,0 +1,107 @@
+"""Which backend computes, and why: as asked, or the best that the machine has."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import logging
+import platform
+import sys
+from dataclasses import dataclass
+
+from localllm.backends.base import Backend
+from localllm.config import EngineConfig
+from localllm.errors import RequestError
+
+TORCH_IS_MISSING = "torch is not installed: pip install localllm[torch]"
+
+# Where bfloat16 is as good as native; the CPU computes float32 faster.
+_DTYPES = {"cuda": "bfloat16", "mps": "bfloat16", "cpu": "float32"}
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """`why` is empty where the caller left nothing to decide."""
+
+    backend: Backend
+    why: str
+
+
+def select(config: EngineConfig) -> Selection:
+    """Imports only what is chosen. RequestError where what is asked for is not there."""
+    if config.backend == "reference":
+        from localllm.backends.reference import ReferenceBackend
+
+        return Selection(ReferenceBackend(), "")
+    device, why = config.device, ""
+    if config.backend == "cpu":
+        device = "cpu"
+    elif device == "auto":
+        device, why = _best_device(config.backend)
+        _log.info("device %s: %s", device, why)
+    if config.backend == "torch" or device != "cpu":
+        return Selection(_torch_backend(config, device), why)
+    from localllm.backends.cpu.backend import CpuBackend
+
+    return Selection(CpuBackend(config.threads, config.isa), why)
+
+
+def _torch_backend(config: EngineConfig, device: str) -> Backend:
+    if not _has_torch():
+        raise RequestError(f"the {device} device needs it, but {TORCH_IS_MISSING}", param="backend")
+    if (trouble := _trouble_with(device)) is not None:
+        raise RequestError(f"there is no device {device}: {trouble}", param="device")
+    dtype = _DTYPES[device] if config.dtype == "auto" else config.dtype
+    if device == "mps":
+        from localllm.backends.mps.backend import MpsBackend
+
+        return MpsBackend(dtype, config.threads)
+    from localllm.backends.torch_common.backend import TorchBackend
+
+    return TorchBackend(device, dtype, config.threads)
+
+
+def _best_device(backend: str) -> tuple[str, str]:
+    """CUDA before MPS before the CPU, and why.
+
+    torch takes seconds to import, so without it the machine is asked first whether it has a GPU.
+    """
+    for device, name, present in (
+        ("cuda", "NVIDIA GPU", _has_nvidia_gpu()),
+        ("mps", "Apple GPU", _has_apple_gpu()),
+    ):
+        if not present:
+            continue
+        trouble = _trouble_with(device) if _has_torch() else TORCH_IS_MISSING
+        if trouble is None:
+            return device, f"this machine has an {name}"
+        return "cpu", f"the {name} of this machine is not used, {trouble}"
+    kind = "torch on the CPU" if backend == "torch" else "the CPU's own kernels"
+    return "cpu", f"no NVIDIA or Apple GPU was found, so {kind}"
+
+
+def _has_torch() -> bool:
+    return importlib.util.find_spec("torch") is not None
+
+
+def _trouble_with(device: str) -> str | None:
+    """Why torch cannot compute on a device, or None when it can."""
+    from localllm.backends.torch_common.devices import trouble_with
+
+    return trouble_with(device)
+
+
+def _has_nvidia_gpu() -> bool:
+    """Asks the driver's own library."""
+    try:
+        driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    except OSError:
+        return False
+    count = ctypes.c_int(0)
+    failed = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
+    return not failed and count.value > 0
+
+
+def _has_apple_gpu() -> bool:
+    return sys.platform == "darwin" and platform.machine() == "arm64"

@@ -1,0 +1,1 @@
+"""What the backends on torch share. Nothing on the CPU path imports this package."""
