@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +20,7 @@ from localllm.text.tools.lark import Rules, quoted
 from localllm.text.tools.schema import Tool, is_text, may_be_text, texts_in
 
 _KEY = r"/[^<>\"'=:,{}()\s]+/"
+_LIMITS_OF_TEXT = frozenset({"enum", "const", "pattern", "format", "minLength", "maxLength"})
 _PYTHON_TEXT = r"/'([^'\\\n]|\\['\\nrt])*'/"
 
 
@@ -111,22 +113,27 @@ def _tagged_value(body: TaggedCall, schema: Mapping[str, Any], as_text: bool, ru
 
 
 def _python_value(schema: Mapping[str, Any], rules: Rules) -> str:
-    if is_text(schema) and not {"enum", "const", "pattern", "format"} & schema.keys():
+    if is_text(schema) and not _LIMITS_OF_TEXT & schema.keys():
         return f"({_PYTHON_TEXT} | {rules.json({'type': 'string'})})"
     return rules.json(schema)
 
 
 def _gemma_value(schema: Mapping[str, Any], rules: Rules) -> str:
-    kind = schema.get("type")
+    kind, options = schema.get("type"), schema.get("anyOf")
+    values = schema.get("enum") or ([schema["const"]] if "const" in schema else [])
+    if values:
+        return f"({' | '.join(_gemma_literal(value, rules) for value in values)})"
+    if isinstance(kind, list):
+        options = [{**schema, "type": one} for one in kind]
+    if options and (kind is None or isinstance(kind, list)):
+        return rules.rule(" | ".join(_gemma_value(one, rules) for one in options))
     if is_text(schema):
-        quote = rules.words.literal(GEMMA_QUOTE)
-        if options := texts_in(schema):
-            return "(" + " | ".join(f"{quote} {quoted(o)} {quote}" for o in options) + ")"
-        return f"{quote} {rules.text_until(GEMMA_QUOTE)}"
+        return f"{rules.words.literal(GEMMA_QUOTE)} {rules.text_until(GEMMA_QUOTE)}"
     if kind == "object" and isinstance(schema.get("properties"), dict):
         return _gemma_object(schema, rules)
     if kind == "array" and isinstance(items := schema.get("items"), dict):
-        return _gemma_list(rules.rule(_gemma_value(items, rules)))
+        item = rules.rule(_gemma_value(items, rules))
+        return _gemma_list(item, schema.get("minItems") or 0, schema.get("maxItems"))
     if kind in ("integer", "number", "boolean", "null"):
         return rules.json(schema)
     return rules.recursive(lambda value: _gemma_any(value, rules))
@@ -139,8 +146,28 @@ def _gemma_any(value: str, rules: Rules) -> str:
     return f'{text} | {scalar} | "{{" ({pair} ("," {pair})*)? "}}" | {_gemma_list(value)}'
 
 
-def _gemma_list(item: str) -> str:
-    return f'"[" ({item} ("," {item})*)? "]"'
+def _gemma_literal(value: Any, rules: Rules) -> str:
+    match value:
+        case str():
+            quote = rules.words.literal(GEMMA_QUOTE)
+            return f"{quote} {quoted(value)} {quote}"
+        case list():
+            items = ' "," '.join(_gemma_literal(item, rules) for item in value)
+            return f'"[" {items} "]"'
+        case dict():
+            members = (f"{quoted(k + ':')} {_gemma_literal(v, rules)}" for k, v in value.items())
+            inner = ' "," '.join(members)
+            return f'"{{" {inner} "}}"'
+        case _:
+            return quoted(json.dumps(value))
+
+
+def _gemma_list(item: str, least: int = 0, most: int | None = None) -> str:
+    if most == 0:
+        return '"[]"'
+    more = f"{{{max(least, 1) - 1},{'' if most is None else most - 1}}}"
+    items = item if most == 1 else f'{item} ("," {item}){more}'
+    return f'"[" {items} "]"' if least else f'"[" ({items})? "]"'
 
 
 def _gemma_object(schema: Mapping[str, Any], rules: Rules) -> str:

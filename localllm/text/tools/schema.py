@@ -121,8 +121,12 @@ def is_text(schema: Mapping[str, Any]) -> bool:
 def may_be_text(schema: Mapping[str, Any]) -> bool:
     """Whether a value that is no other JSON may be a string."""
     kinds = schema.get("type")
+    if kinds is None and {"enum", "const"} & schema.keys():
+        return is_text(schema)
+    if kinds is None and isinstance(options := schema.get("anyOf"), list):
+        return any(isinstance(option, bool) or may_be_text(option) for option in options)
     if kinds is None:
-        return "enum" not in schema or is_text(schema)
+        return True
     return kinds == "string" or (isinstance(kinds, list) and "string" in kinds)
 
 

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
 from llguidance import LLMatcher
@@ -381,3 +382,42 @@ def test_references_mean_the_same_where_each_argument_has_its_own_rule(
     right, wrong = ('[{"c": []}]', "[7]") if reference == "#" else ("[7]", "[3]")
     assert takes(right)
     assert not takes(wrong)
+
+
+@pytest.mark.parametrize("name", ["gemma-4", "lfm2", "hermes", "qwen3-coder"])
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"enum": ["a", 1, None, True, "b c"]},
+        {"const": ["a", {"b": 2}]},
+        {"type": ["integer", "null"], "minimum": 0, "maximum": 5},
+        {"anyOf": [{"type": "boolean"}, {"type": "integer", "minimum": 3, "maximum": 4}]},
+        {"type": "array", "items": {"type": "boolean"}, "minItems": 2, "maxItems": 3},
+        {"type": "array", "items": {"type": "boolean"}, "maxItems": 1},
+    ],
+)
+def test_arguments_match_their_schema_in_every_notation(
+    bytes_only: Tokenizer, name: str, schema: dict[str, Any]
+) -> None:
+    parameters = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
+    tool = Tool("f", parameters)
+    format = next(one for one in FORMATS if one.name == name)
+    grammar = call_grammar(Calls(format, [tool], single=True), bytes_only)
+    for seed in range(5):
+        parser = OutputParser(format, [tool])
+        answer = ParsedAnswer()
+        answer.add(parser.push(walk(grammar, bytes_only, seed)))
+        answer.add(parser.finish())
+        (call,) = answer.calls
+        jsonschema.validate(json.loads(call.arguments), parameters)
+
+
+def test_python_calls_keep_to_the_length_of_texts(bytes_only: Tokenizer) -> None:
+    schema = {"type": "string", "minLength": 2, "maxLength": 3}
+    tool = Tool("f", {"type": "object", "properties": {"a": schema}, "required": ["a"]})
+    format = next(one for one in FORMATS if one.name == "lfm2")
+    grammar = call_grammar(Calls(format, [tool], single=True), bytes_only)
+    text = f'{format.opens}[f(a="%s")]{format.closes}'
+    assert accepts(grammar, bytes_only, text % "abc")
+    assert not accepts(grammar, bytes_only, text % "abcd")
+    assert not accepts(grammar, bytes_only, text.replace('"', "'") % "abcd")
