@@ -47,7 +47,7 @@ class LayerCache:
 
     def store(self, k: Tensor, v: Tensor, slots: Tensor) -> None:
         for cache, new in ((self.keys, k), (self.values, v)):
-            cache.index_copy_(0, slots, new.reshape(-1, *cache.shape[1:]).to(cache.dtype))
+            cache[slots] = new.reshape(-1, *cache.shape[1:]).to(cache.dtype)
 
 
 def _zeros(target: Target, shape: tuple[int, ...]) -> Tensor:
@@ -116,7 +116,7 @@ def attention(
     cache.store(k, v, p.slots)
     kv_heads = cache.keys.shape[1]
     tiled = q.new_zeros(p.n_tiles * TILE_ROWS, q.shape[1])
-    tiled.index_copy_(0, p.places, q.contiguous())
+    tiled[p.places] = q
     # [tile, KV head, row, query head that shares it, dimension]
     queries = tiled.view(p.n_tiles, TILE_ROWS, kv_heads, -1, op.head_dim).transpose(1, 2)
     state = _State.start(queries, op.value_dim, sinks)
@@ -165,9 +165,9 @@ class _State:
         if piece.tiles is None:
             self.largest, self.weight, self.total = largest, weight, total
         else:
-            self.largest.index_copy_(0, piece.tiles, largest)
-            self.weight.index_copy_(0, piece.tiles, weight)
-            self.total.index_copy_(0, piece.tiles, total)
+            self.largest[piece.tiles] = largest
+            self.weight[piece.tiles] = weight
+            self.total[piece.tiles] = total
 
 
 def _product(rows: Tensor, matrix: Tensor, *, transposed: bool) -> Tensor:

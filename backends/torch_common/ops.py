@@ -107,7 +107,7 @@ def moe(
         h = activate(linear(target, h, gate.expert(expert)), op.act) * linear(
             target, h, up.expert(expert)
         )
-        answers.index_copy_(0, places, linear(target, h, down.expert(expert)))
+        answers[places] = linear(target, h, down.expert(expert))
     ranked = answers.view(len(x), op.used, -1)
     out = torch.zeros_like(x)
     for rank in range(op.used):

@@ -12,11 +12,11 @@ import pytest
 
 pytest.importorskip("torch")
 
-from localllm import LLM  # noqa: E402
-from localllm.sampling_params import SamplingParams  # noqa: E402
-from tests.helpers import FIXTURES  # noqa: E402
-from tests.server.fakes import first_event  # noqa: E402
-from tests.server.real import HANG, RealServer, real_server  # noqa: E402
+from localllm import LLM
+from localllm.sampling_params import SamplingParams
+from tests.helpers import FIXTURES
+from tests.server.fakes import first_event
+from tests.server.real import HANG, RealServer, real_server
 
 pytestmark = pytest.mark.torch
 

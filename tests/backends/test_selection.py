@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from localllm.backends import selection
+from localllm.config import EngineConfig
+from localllm.errors import RequestError
+
+
+def select(**options: Any) -> selection.Selection:
+    chosen = selection.select(EngineConfig(model=Path("x.gguf"), threads=1, **options))
+    chosen.backend.close()
+    return chosen
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, *, nvidia: bool, apple: bool, torch: bool) -> None:
+    monkeypatch.setattr(selection, "_has_nvidia_gpu", lambda: nvidia)
+    monkeypatch.setattr(selection, "_has_apple_gpu", lambda: apple)
+    monkeypatch.setattr(selection, "_has_torch", lambda: torch)
+
+
+def test_auto_says_why_it_takes_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, nvidia=False, apple=False, torch=True)
+    chosen = select()
+    assert chosen.backend.name == "cpu"
+    assert chosen.why.startswith("no NVIDIA or Apple GPU was found")
+
+
+@pytest.mark.parametrize(("nvidia", "apple", "name"), [(1, 0, "NVIDIA"), (0, 1, "Apple")])
+def test_a_gpu_that_torch_is_missing_for_is_told(
+    monkeypatch: pytest.MonkeyPatch, nvidia: bool, apple: bool, name: str
+) -> None:
+    pretend(monkeypatch, nvidia=nvidia, apple=apple, torch=False)
+    chosen = select()
+    assert chosen.backend.name == "cpu"
+    assert f"the {name} GPU of this machine is not used" in chosen.why
+    assert "pip install localllm[torch]" in chosen.why
+
+
+def test_cuda_goes_before_mps_before_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selection, "_trouble_with", lambda _: None)
+    for nvidia, apple, device in ((True, True, "cuda"), (False, True, "mps")):
+        pretend(monkeypatch, nvidia=nvidia, apple=apple, torch=True)
+        assert selection._best_device("auto")[0] == device
+
+
+@pytest.mark.parametrize("options", [{"backend": "torch"}, {"device": "cuda"}, {"device": "mps"}])
+def test_without_torch_the_error_says_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, str]
+) -> None:
+    pretend(monkeypatch, nvidia=False, apple=False, torch=False)
+    with pytest.raises(RequestError, match=r"pip install localllm\[torch\]"):
+        select(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        ({"device": "tpu"}, "device"),
+        ({"backend": "abacus"}, "backend"),
+        ({"backend": "torch", "dtype": "int3"}, "dtype"),
+        ({"dtype": "bfloat16"}, "dtype"),
+        ({"backend": "cpu", "device": "cuda"}, "device"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(options: dict[str, str], param: str) -> None:
+    with pytest.raises(RequestError) as error:
+        select(**options)
+    assert error.value.param == param
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("device", ["cuda", "mps"])
+def test_a_device_that_is_not_there_is_an_error(device: str) -> None:
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available() or torch.backends.mps.is_available():
+        pytest.skip("this machine has a GPU")
+    with pytest.raises(RequestError, match=f"there is no device {device}: torch"):
+        select(backend="torch", device=device)
