@@ -34,6 +34,8 @@ def select(config: EngineConfig) -> Selection:
         from localllm.backends.reference import ReferenceBackend
 
         return Selection(ReferenceBackend(), "")
+    if config.backend not in ("auto", "cpu", "torch"):
+        raise RequestError(f"unknown backend {config.backend!r}", param="backend")
     device, why = config.device, ""
     if config.backend == "cpu":
         device = "cpu"

@@ -11,7 +11,6 @@ from pathlib import Path
 from localllm.errors import RequestError
 
 MOST_THREADS = 256  # where there are fewer cores
-BACKENDS = ("auto", "cpu", "torch", "reference")
 DEVICES = ("auto", "cpu", "cuda", "mps")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 LEAST_CTX_SIZE = 16  # tokens: one block of the KV cache
@@ -25,7 +24,7 @@ class EngineConfig:
     """
 
     model: Path
-    backend: str = "auto"  # one of BACKENDS
+    backend: str = "auto"  # auto | cpu | torch | reference
     device: str = "auto"  # one of DEVICES
     dtype: str = "auto"  # one of DTYPES: what torch multiplies in and keeps keys and values in
     threads: int | None = None
@@ -54,7 +53,7 @@ class EngineConfig:
             )
 
     def _check_backend(self) -> None:
-        for name, known in (("backend", BACKENDS), ("device", DEVICES), ("dtype", DTYPES)):
+        for name, known in (("device", DEVICES), ("dtype", DTYPES)):
             if (value := getattr(self, name)) not in known:
                 raise RequestError(
                     f"unknown {name} {value!r}; there are {', '.join(known)}", param=name
