@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -15,6 +16,7 @@ from localllm.config import HttpConfig
 from localllm.server import middleware
 from localllm.server.app import create_app
 from localllm.server.auth import KeyRing
+from localllm.server.protocol.base import MAX_MESSAGES, MAX_TOKEN_IDS
 from localllm.server.service import Service
 from tests.server.fakes import Exchange, FakeEngine, events_of
 
@@ -147,3 +149,23 @@ async def test_metrics_count_what_was_refused(service: Service, engine: FakeEngi
     assert 'localllm:rejected_total{code="404",reason="unknown_url"} 1.0' in text
     assert 'localllm:cancellations_total{phase="queue"} 1.0' in text
     assert 'localllm:request_arrivals_total{api="completions",class="default"} 3.0' in text
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/detokenize", {"tokens": [1] * (MAX_TOKEN_IDS + 1)}, "tokens"),
+        (COMPLETIONS, {"prompt": [1] * (MAX_TOKEN_IDS + 1)}, "prompt"),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": "a"}] * (MAX_MESSAGES + 1)},
+            "messages",
+        ),
+    ],
+)
+async def test_lists_have_an_end(service: Service, path: str, body: Any, param: str) -> None:
+    async with Exchange(app_of(service), path, body) as exchange:
+        answer = json.loads(await exchange.rest())
+    assert exchange.status == 400
+    assert answer["error"]["param"].startswith(param)
+    assert len(answer["error"]["message"]) < 1000

@@ -12,6 +12,9 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from localllm.errors import RequestError
 from localllm.text.valid_unicode import valid_unicode
 
+MAX_TOKEN_IDS = 1 << 20
+MAX_MESSAGES = 1 << 15
+
 _MOST_NAMES_IN_HEADER = 20
 
 
@@ -25,7 +28,10 @@ def sound(value: Any, where: str = "") -> Any:
         inside = f"{where}." if where else ""
         return {sound(name): sound(part, f"{inside}{name}") for name, part in value.items()}
     if isinstance(value, list):
-        return [sound(part, f"{where}[{at}]") for at, part in enumerate(value)]
+        return [
+            part if type(part) is int else sound(part, f"{where}[{at}]")  # ids come by the million
+            for at, part in enumerate(value)
+        ]
     return value
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from localllm.errors import RequestError
-from localllm.server.protocol.base import RequestBody
+from localllm.server.protocol.base import MAX_MESSAGES, RequestBody
 from localllm.server.protocol.sampling import (
     MAX_TOP_LOGPROBS,
     SAMPLING_NOT_HONOURED,
@@ -82,6 +82,9 @@ TEMPLATE_NOT_HONOURED: dict[str, tuple[Any, ...]] = {
 }
 
 
+Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+
+
 class ChatRequest(TemplateFields, SamplingFields):
     """`model` may be anything: one model is served, and the answer carries its name."""
 
@@ -105,7 +108,7 @@ class ChatRequest(TemplateFields, SamplingFields):
     }
 
     model: str | None = None
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Messages
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = Field(
         None, description="Goes before max_tokens"
     )

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from localllm.errors import RequestError
 from localllm.sampling_params import SamplingParams
-from localllm.server.protocol.base import not_supported
+from localllm.server.protocol.base import MAX_TOKEN_IDS, not_supported
 from localllm.server.protocol.sampling import (
     MAX_CHOICES,
     MAX_TOP_LOGPROBS,
@@ -22,7 +22,7 @@ DEFAULT_MAX_TOKENS = 16  # OpenAI's
 MAX_PROMPTS = 1024
 MAX_SEQUENCES = 2048  # prompts times n
 
-TokenIds = Annotated[list[int], Field(min_length=1)]
+TokenIds = Annotated[list[int], Field(min_length=1, max_length=MAX_TOKEN_IDS)]
 Prompt = (
     str
     | TokenIds

@@ -6,8 +6,8 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from localllm.server.protocol.base import RequestBody
-from localllm.server.protocol.chat import TEMPLATE_NOT_HONOURED, ChatMessage, TemplateFields
+from localllm.server.protocol.base import MAX_TOKEN_IDS, RequestBody
+from localllm.server.protocol.chat import TEMPLATE_NOT_HONOURED, Messages, TemplateFields
 
 
 class TokenizeRequest(TemplateFields):
@@ -22,7 +22,7 @@ class TokenizeRequest(TemplateFields):
     model: str | None = None
     content: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
+    messages: Messages | None = None
     add_special: bool | None = None
     add_special_tokens: bool | None = None
     parse_special: bool = True
@@ -35,4 +35,4 @@ class TokenizeRequest(TemplateFields):
 
 class DetokenizeRequest(RequestBody):
     model: str | None = None
-    tokens: list[int]
+    tokens: Annotated[list[int], Field(max_length=MAX_TOKEN_IDS)]
