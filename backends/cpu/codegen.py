@@ -44,7 +44,7 @@ class ObjectCodeLibrary(JITCodeLibrary):
         self._raise_if_finalized()
         self._finalized = True
 
-    def get_pointer_to_function(self, name: str) -> int:
+    def get_pointer_to_function(self, name: str) -> int:  # noqa: ARG002
         return 0
 
     def _optimize_functions(self, ll_module: Any) -> None:

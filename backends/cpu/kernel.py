@@ -47,9 +47,9 @@ _SIGNATURE = types.void(types.intp, types.intp, types.intp)
 # No ZeroDivisionError checks: divisions follow IEEE. Never fastmath: order is part of the result.
 _OPTIONS = {"error_model": "numpy"}
 
-# Numba numbers functions from 1 in each process and puts the number into their symbols. Kernels from
-# disk were made by many processes, and of two symbols of one name the linker keeps the first: a
-# closure would run as another one of its factory.
+# Numba numbers functions from 1 in each process and puts the number into their symbols. Kernels
+# from disk were made by many processes, and of two symbols of one name the linker keeps the first:
+# a closure would run as another one of its factory.
 FunctionIdentity._unique_ids = itertools.count(secrets.randbits(56))
 
 # Words of the step header.

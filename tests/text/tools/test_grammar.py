@@ -19,7 +19,7 @@ from localllm.grammar import GrammarSpec
 from localllm.text.reasoning import ReasoningFormat, Thinking
 from localllm.text.tokenizer import Tokenizer, load_tokenizer
 from localllm.text.tools.events import ParsedAnswer
-from localllm.text.tools.formats import AnyFormat, ChannelFormat
+from localllm.text.tools.formats import AnyFormat, ChannelFormat, ToolFormat
 from localllm.text.tools.grammar import Calls, answer_grammar, call_grammar
 from localllm.text.tools.parser import OutputParser
 from localllm.text.tools.schema import Tool
@@ -416,6 +416,7 @@ def test_python_calls_keep_to_the_length_of_texts(bytes_only: Tokenizer) -> None
     schema = {"type": "string", "minLength": 2, "maxLength": 3}
     tool = Tool("f", {"type": "object", "properties": {"a": schema}, "required": ["a"]})
     format = next(one for one in FORMATS if one.name == "lfm2")
+    assert isinstance(format, ToolFormat)
     grammar = call_grammar(Calls(format, [tool], single=True), bytes_only)
     text = f'{format.opens}[f(a="%s")]{format.closes}'
     assert accepts(grammar, bytes_only, text % "abc")
