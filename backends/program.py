@@ -387,6 +387,18 @@ class Program:
                 names[name] = None
         return list(names)
 
+    def vectors(self) -> set[str]:
+        """Names of the weights that are used as float32 vectors, by what the ops do with them."""
+        names: set[str | None] = set()
+        for op in self.ops:
+            if isinstance(op, Norm):
+                names |= {op.weight, op.bias}
+            elif isinstance(op, Linear):
+                names |= set(op.biases)
+            elif isinstance(op, Attention):
+                names.add(op.sinks)
+        return {name for name in names if name is not None}
+
     def _new(self, width: int, rows: Rows) -> Value:
         self.buffers.append((width, rows))
         return Value(len(self.buffers) - 1, 0, width, width, rows)

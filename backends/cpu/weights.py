@@ -15,7 +15,7 @@ from localllm.backends.base import ProgressFn
 from localllm.backends.cpu.kernel import Kernel
 from localllm.backends.cpu.matmul import FORMATS, WeightFormat, convert, storage_type
 from localllm.backends.cpu.memory import ByteArray, aligned_bytes, round_up
-from localllm.backends.program import Attention, FloatArray, Linear, Norm, Program
+from localllm.backends.program import FloatArray, Program
 from localllm.errors import GGUFError
 from localllm.gguf import Tensor, TensorType
 
@@ -52,7 +52,7 @@ class Weights:
     """A program's weights. Addresses hold from the start, the values follow with `pack`."""
 
     def __init__(self, program: Program, tensors: Mapping[str, Tensor]) -> None:
-        names, vectors = program.weights(), _vector_names(program)
+        names, vectors = program.weights(), program.vectors()
         for name in names:
             if name not in tensors:
                 raise GGUFError(f"tensor {name!r} is missing")
@@ -91,19 +91,6 @@ def _read_vector(tensor: Tensor) -> FloatArray:
     values = np.array(tensor.dequantize(), np.float32).ravel()
     tensor.drop_pages()
     return values
-
-
-def _vector_names(program: Program) -> set[str]:
-    """Weights that are used as float32 vectors, by what the ops do with them."""
-    names: set[str | None] = set()
-    for op in program.ops:
-        if isinstance(op, Norm):
-            names |= {op.weight, op.bias}
-        elif isinstance(op, Linear):
-            names |= set(op.biases)
-        elif isinstance(op, Attention):
-            names.add(op.sinks)
-    return {name for name in names if name is not None}
 
 
 class _MatrixPlan:

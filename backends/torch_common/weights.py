@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from localllm.backends.base import ProgressFn
-from localllm.backends.program import Attention, Linear, Moe, Norm, Program
+from localllm.backends.program import Linear, Moe, Program
 from localllm.backends.torch_common.dequantize import DEQUANTIZERS
 from localllm.backends.torch_common.target import Target
 from localllm.errors import GGUFError
@@ -85,7 +85,7 @@ class Weights:
 
         `progress` hears which formats are dequantized for good, since they have no dequantizer.
         """
-        names, vectors = program.weights(), _vector_names(program)
+        names, vectors = program.weights(), program.vectors()
         for name in names:
             if name not in tensors:
                 raise GGUFError(f"tensor {name!r} is missing")
@@ -123,19 +123,6 @@ class Weights:
     def _copied(self, array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Tensor:
         """On the device, in memory that torch has aligned."""
         return torch.from_numpy(np.array(array)).to(self._target.device).clone()
-
-
-def _vector_names(program: Program) -> set[str]:
-    """Weights that are used as float32 vectors, by what the ops do with them."""
-    names: set[str | None] = set()
-    for op in program.ops:
-        if isinstance(op, Norm):
-            names |= {op.weight, op.bias}
-        elif isinstance(op, Linear):
-            names |= set(op.biases)
-        elif isinstance(op, Attention):
-            names.add(op.sinks)
-    return {name for name in names if name is not None}
 
 
 def _router_names(program: Program) -> set[str]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
-from localllm.backends.program import Program, RopeTable, Value
+from localllm.backends.base import Batch
+from localllm.backends.direct import DirectRunner
+from localllm.backends.program import FloatArray, Program, RopeTable, Value
 from localllm.gguf import Tensor, TensorType
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -26,6 +28,19 @@ def make_tensor(name: str, kind: TensorType, values: npt.NDArray[np.float32]) ->
     data = mmap.mmap(-1, len(raw) + 32)
     data[32:] = raw
     return Tensor(name, kind, values.shape, len(raw), data, 32)
+
+
+def nmse(actual: FloatArray, expected: FloatArray) -> float:
+    return float(((actual - expected) ** 2).sum() / (expected**2).sum())
+
+
+def second_halves(run: DirectRunner, sequences: Sequence[Sequence[int]]) -> Batch:
+    """Runs a first part of every sequence; returns the batch of all the rest."""
+    parts = [(i, 0, tokens[: len(tokens) // 2]) for i, tokens in enumerate(sequences)]
+    run.step.submit(run.batch(parts))
+    run.step.collect()
+    rest = [(i, len(t) // 2, t[len(t) // 2 :]) for i, t in enumerate(sequences)]
+    return run.batch(rest)
 
 
 def random_tensors(

@@ -7,13 +7,19 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import pytest
 
-from localllm.backends.base import Batch
 from localllm.backends.cpu.backend import CpuBackend
 from localllm.backends.direct import DirectRunner
-from localllm.backends.program import FloatArray, Program
+from localllm.backends.program import Program
 from localllm.backends.reference import ReferenceBackend
 from localllm.gguf import Tensor, TensorType
-from tests.backends.cpu.programs import CONTEXT, PROGRAMS, VOCAB, random_tensors
+from tests.backends.cpu.programs import (
+    CONTEXT,
+    PROGRAMS,
+    VOCAB,
+    nmse,
+    random_tensors,
+    second_halves,
+)
 
 SEQUENCES = [
     np.random.default_rng(seed).integers(0, VOCAB, length).tolist()
@@ -56,19 +62,6 @@ def runner(
     )
 
 
-def nmse(actual: FloatArray, expected: FloatArray) -> float:
-    return float(((actual - expected) ** 2).sum() / (expected**2).sum())
-
-
-def history(run: DirectRunner) -> Batch:
-    """Runs a first part of every sequence; returns the batch of all the rest."""
-    parts = [(i, 0, tokens[: len(tokens) // 2]) for i, tokens in enumerate(SEQUENCES)]
-    run.step.submit(run.batch(parts))
-    run.step.collect()
-    rest = [(i, len(t) // 2, t[len(t) // 2 :]) for i, t in enumerate(SEQUENCES)]
-    return run.batch(rest)
-
-
 # The cache's float16 keys and values limit the one, 8-bit activations the other.
 @pytest.mark.parametrize(
     ("kinds", "limit"), [(all_f32, 1e-6), (mixed, 2.5e-3), (four_bits, 2.5e-3)]
@@ -84,7 +77,7 @@ def test_every_op_agrees_with_the_reference(
         runner(backends[2], program, tensors),
         runner(ReferenceBackend(), program, tensors),
     )
-    actual, expected = (run.step.trace(history(run)) for run in (ours, theirs))
+    actual, expected = (run.step.trace(second_halves(run, SEQUENCES)) for run in (ours, theirs))
     assert len(actual) == len(expected) == len(program.ops)
     for op, a, e in zip(program.ops, actual, expected, strict=True):
         assert a.shape == e.shape, op

@@ -9,13 +9,20 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from localllm.backends.base import Backend, Batch  # noqa: E402
+from localllm.backends.base import Backend  # noqa: E402
 from localllm.backends.direct import DirectRunner  # noqa: E402
-from localllm.backends.program import FloatArray, Program  # noqa: E402
+from localllm.backends.program import Program  # noqa: E402
 from localllm.backends.reference import ReferenceBackend  # noqa: E402
 from localllm.backends.torch_common.backend import TorchBackend  # noqa: E402
 from localllm.gguf import Tensor, TensorType  # noqa: E402
-from tests.backends.cpu.programs import CONTEXT, PROGRAMS, VOCAB, random_tensors  # noqa: E402
+from tests.backends.cpu.programs import (  # noqa: E402
+    CONTEXT,
+    PROGRAMS,
+    VOCAB,
+    nmse,
+    random_tensors,
+    second_halves,
+)
 
 pytestmark = pytest.mark.torch
 
@@ -52,25 +59,12 @@ def runner(backend: Backend, program: Program, tensors: dict[str, Tensor]) -> Di
     )
 
 
-def nmse(actual: FloatArray, expected: FloatArray) -> float:
-    return float(((actual - expected) ** 2).sum() / (expected**2).sum())
-
-
-def history(run: DirectRunner) -> Batch:
-    """Runs a first part of every sequence; returns the batch of all the rest."""
-    parts = [(i, 0, tokens[: len(tokens) // 2]) for i, tokens in enumerate(SEQUENCES)]
-    run.step.submit(run.batch(parts))
-    run.step.collect()
-    rest = [(i, len(t) // 2, t[len(t) // 2 :]) for i, t in enumerate(SEQUENCES)]
-    return run.batch(rest)
-
-
 @pytest.mark.parametrize(("dtype", "limit"), [("float32", 1e-10), ("bfloat16", 5e-3)])
 def test_every_op_agrees_with_the_reference(program: Program, dtype: str, limit: float) -> None:
     tensors = random_tensors(program, mixed)
     ours = runner(TorchBackend(dtype=dtype), program, tensors)
     theirs = runner(ReferenceBackend(), program, tensors)
-    actual, expected = (run.step.trace(history(run)) for run in (ours, theirs))
+    actual, expected = (run.step.trace(second_halves(run, SEQUENCES)) for run in (ours, theirs))
     assert len(actual) == len(expected) == len(program.ops)
     for op, a, e in zip(program.ops, actual, expected, strict=True):
         assert a.shape == e.shape, op
