@@ -1,0 +1,1 @@
+"""One model on several ranks: divided by tensors and by layers, over torch.distributed."""
