@@ -31,6 +31,7 @@ class Selection:
 def select(config: EngineConfig) -> Selection:
     """Imports only what is chosen. RequestError where what is asked for is not there."""
     if config.backend == "reference":
+        _refuse_kv_cache_dtype(config, "reference")
         from localllm.backends.reference import ReferenceBackend
 
         return Selection(ReferenceBackend(), "")
@@ -44,9 +45,19 @@ def select(config: EngineConfig) -> Selection:
         _log.info("device %s: %s", device, why)
     if config.backend == "torch" or device != "cpu":
         return Selection(_torch_backend(config, device), why)
+    _refuse_kv_cache_dtype(config, "cpu")
     from localllm.backends.cpu.backend import CpuBackend
 
     return Selection(CpuBackend(config.threads, config.isa), why)
+
+
+def _refuse_kv_cache_dtype(config: EngineConfig, backend: str) -> None:
+    """For a backend that keeps keys and values in one way only."""
+    if config.kv_cache_dtype != "auto":
+        raise RequestError(
+            f"the {backend} backend has no KV cache in {config.kv_cache_dtype}; torch has",
+            param="kv_cache_dtype",
+        )
 
 
 def _torch_backend(config: EngineConfig, device: str) -> Backend:

@@ -13,6 +13,7 @@ from localllm.errors import RequestError
 MOST_THREADS = 256  # where there are fewer cores
 DEVICES = ("auto", "cpu", "cuda", "mps")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+KV_CACHE_DTYPES = ("auto", "q8_0")
 LEAST_CTX_SIZE = 16  # tokens: one block of the KV cache
 
 
@@ -33,6 +34,7 @@ class EngineConfig:
     max_num_seqs: int = 16
     max_num_batched_tokens: int = 512
     kv_cache_memory: int | None = None  # bytes
+    kv_cache_dtype: str = "auto"  # one of KV_CACHE_DTYPES; auto: as `dtype` says
     prefix_cache: bool = True
 
     def __post_init__(self) -> None:
@@ -53,7 +55,11 @@ class EngineConfig:
             )
 
     def _check_backend(self) -> None:
-        for name, known in (("device", DEVICES), ("dtype", DTYPES)):
+        for name, known in (
+            ("device", DEVICES),
+            ("dtype", DTYPES),
+            ("kv_cache_dtype", KV_CACHE_DTYPES),
+        ):
             if (value := getattr(self, name)) not in known:
                 raise RequestError(
                     f"unknown {name} {value!r}; there are {', '.join(known)}", param=name

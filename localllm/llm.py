@@ -89,6 +89,7 @@ class LLM:
         max_num_seqs: int = 16,
         max_num_batched_tokens: int = 512,
         kv_cache_memory: int | str | None = None,
+        kv_cache_dtype: str = "auto",
         prefix_cache: bool = True,
     ) -> None:
         config = EngineConfig(
@@ -102,6 +103,7 @@ class LLM:
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             kv_cache_memory=_bytes(kv_cache_memory),
+            kv_cache_dtype=kv_cache_dtype,
             prefix_cache=prefix_cache,
         )
         in_process = backend == "reference"

@@ -20,6 +20,8 @@ from localllm.cli.common import (
     Dtype,
     DtypeName,
     Isa,
+    KVCacheDtype,
+    KVCacheDtypeName,
     ModelArgument,
     Threads,
     errors_in_one_line,
@@ -39,6 +41,7 @@ def bench(
     backend: Backend = BackendName.AUTO,
     device: Device = DeviceName.AUTO,
     dtype: Dtype = DtypeName.AUTO,
+    kv_cache_dtype: KVCacheDtype = KVCacheDtypeName.AUTO,
     isa: Isa = "auto",
     prompt_tokens: Annotated[
         int, typer.Option(min=1, metavar="N", help="Length of the prompt that is read.")
@@ -84,6 +87,7 @@ def bench(
             backend=backend.value,
             device=device.value,
             dtype=dtype.value,
+            kv_cache_dtype=kv_cache_dtype.value,
             threads=threads,
             isa=isa,
             ctx_size=work.context,

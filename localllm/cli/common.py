@@ -51,6 +51,11 @@ class DtypeName(StrEnum):
     FLOAT16 = "float16"
 
 
+class KVCacheDtypeName(StrEnum):
+    AUTO = "auto"
+    Q8_0 = "q8_0"
+
+
 ModelArgument = Annotated[
     str,
     typer.Argument(
@@ -85,6 +90,13 @@ Dtype = Annotated[
     typer.Option(
         help="What torch multiplies in, and keeps keys and values in. auto: float32 on the CPU, "
         "else bfloat16."
+    ),
+]
+KVCacheDtype = Annotated[
+    KVCacheDtypeName,
+    typer.Option(
+        help="What torch keeps keys and values in. q8_0: 8 bits with a scale for 32 values, about "
+        "half the memory of 16 bits. auto: as --dtype."
     ),
 ]
 Isa = Annotated[

@@ -64,6 +64,10 @@ def test_without_torch_the_error_says_how_to_get_it(
         ({"backend": "torch", "dtype": "int3"}, "dtype"),
         ({"dtype": "bfloat16"}, "dtype"),
         ({"backend": "cpu", "device": "cuda"}, "device"),
+        ({"backend": "torch", "kv_cache_dtype": "q2_k"}, "kv_cache_dtype"),
+        ({"device": "cpu", "kv_cache_dtype": "q8_0"}, "kv_cache_dtype"),
+        ({"backend": "cpu", "kv_cache_dtype": "q8_0"}, "kv_cache_dtype"),
+        ({"backend": "reference", "kv_cache_dtype": "q8_0"}, "kv_cache_dtype"),
     ],
 )
 def test_what_makes_no_sense_is_refused(options: dict[str, str], param: str) -> None:
