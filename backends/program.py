@@ -51,10 +51,14 @@ class RopeTable:
 
 @dataclass(frozen=True)
 class Embed:
-    """out[t] = weight[ids[t]]; the weight may also be the tied output matrix."""
+    """out[t] = weight[ids[t] - first_row]; the weight may also be the tied output matrix.
+
+    Where ranks share the rows, ids below `first_row` or past the weight's end give zeros.
+    """
 
     out: Value
     weight: str
+    first_row: int = 0
 
 
 @dataclass(frozen=True)
@@ -200,6 +204,39 @@ class SelectRows:
     x: Value
 
 
+@dataclass(frozen=True)
+class AllReduce:
+    """out = the sum of the x of all `ranks` tensor ranks of the stage, added in rank order."""
+
+    out: Value
+    x: Value
+    ranks: int
+
+
+@dataclass(frozen=True)
+class AllGather:
+    """out = the columns of all tensor ranks' x side by side; rank r's x is widths[r] wide."""
+
+    out: Value
+    x: Value
+    widths: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Receive:
+    """out = what the same tensor rank of the stage before sends."""
+
+    out: Value
+
+
+@dataclass(frozen=True)
+class Send:
+    """out = x, which also goes to the same tensor rank of the stage after."""
+
+    out: Value
+    x: Value
+
+
 Op: TypeAlias = (
     Embed
     | Norm
@@ -214,6 +251,10 @@ Op: TypeAlias = (
     | ActMul
     | Moe
     | SelectRows
+    | AllReduce
+    | AllGather
+    | Receive
+    | Send
 )
 
 
@@ -240,7 +281,7 @@ class Program:
         self.ops: list[Op] = []
         self.buffers: list[tuple[int, Rows]] = []  # width and row kind of each buffer
         self.kv_groups: list[KVGroup] = []
-        self.logits: Value | None = None  # set by `finish`
+        self.logits: Value | None = None  # set by `finish`; only the last stage has them
 
     def has(self, weight: str) -> bool:
         return weight in self.shapes

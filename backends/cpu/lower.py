@@ -80,6 +80,8 @@ def lower(
     fusions: Fusions | None = None,
 ) -> Lowered:
     """The plan of a whole step, sampling included; `fusions` are all that can be found."""
+    if any(type(op) not in _LOWER for op in program.ops):
+        raise ValueError("the cpu backend has no ranks")
     if program.logits is None or program.logits.rows != "R":
         raise ValueError("the program does not end in logits of selected rows")
     if fusions is None:

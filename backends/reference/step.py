@@ -11,6 +11,8 @@ from localllm.backends.program import (
     Activation,
     ActMul,
     Add,
+    AllGather,
+    AllReduce,
     Attention,
     Embed,
     FloatArray,
@@ -20,15 +22,19 @@ from localllm.backends.program import (
     Op,
     PositionScale,
     Program,
+    Receive,
     Rope,
     Scale,
     SelectRows,
+    Send,
     Softcap,
     Value,
 )
 from localllm.backends.reference import ops
 from localllm.backends.reference.attention import LayerCache, attention
 from localllm.backends.reference.sampling import sample
+
+_OF_RANKS = (AllReduce, AllGather, Receive, Send)
 
 
 class ReferenceStep:
@@ -40,6 +46,8 @@ class ReferenceStep:
         weights: Mapping[str, FloatArray],
         caches: list[list[LayerCache]],
     ) -> None:
+        if any(isinstance(op, _OF_RANKS) for op in program.ops):
+            raise ValueError("the reference backend has no ranks")
         if program.logits is None:
             raise ValueError("the program was not finished")
         self._program = program
@@ -147,6 +155,8 @@ class ReferenceStep:
                 )
             case SelectRows():
                 return read(op.x)[batch.logit_rows]
+            case AllReduce() | AllGather() | Receive() | Send():
+                raise AssertionError(op)  # refused above
 
     def _linear(self, op: Linear, x: FloatArray) -> FloatArray:
         parts = []

@@ -9,6 +9,7 @@ import torch
 from localllm.backends.base import BLOCK_TOKENS, MemoryInfo, ProgressFn, StepLimits
 from localllm.backends.cpu.cores import default_threads
 from localllm.backends.host_memory import memory_info
+from localllm.backends.parallel.communicator import Communicator
 from localllm.backends.program import KVGroup, Program
 from localllm.backends.torch_common.attention import LayerCache
 from localllm.backends.torch_common.lower import Lowering
@@ -23,15 +24,24 @@ _TILE_ROWS = {"cpu": 16, "cuda": 128, "mps": 64}
 
 
 class TorchBackend:
-    """Implements `backends.base.Backend`. `threads` holds for the whole process."""
+    """Implements `backends.base.Backend`. `threads` holds for the whole process.
+
+    `comm` reaches the other ranks, where programs are parts of one.
+    """
 
     name = "torch"
 
     def __init__(
-        self, device: str = "cpu", dtype: str = "float32", threads: int | None = None
+        self,
+        device: str = "cpu",
+        dtype: str = "float32",
+        threads: int | None = None,
+        *,
+        comm: Communicator | None = None,
     ) -> None:
         kind = torch.device(device).type
         self.target = Target(torch.device(device), DTYPES[dtype], _TILE_ROWS[kind])
+        self.comm = comm
         self.threads = threads or default_threads().threads
         torch.set_num_threads(self.threads)
 
@@ -74,7 +84,7 @@ class TorchBackend:
         limits: StepLimits,
         progress: ProgressFn,  # noqa: ARG002 (closures take no time to make)
     ) -> TorchStep:
-        return TorchStep(program, Lowering(self.target, weights, kv), limits)
+        return TorchStep(program, Lowering(self.target, weights, kv, self.comm), limits)
 
     def close(self) -> None:
         """Memory goes with the last reference."""

@@ -9,10 +9,13 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from localllm.backends.parallel.communicator import Communicator
 from localllm.backends.program import (
     Activation,
     ActMul,
     Add,
+    AllGather,
+    AllReduce,
     Attention,
     Embed,
     Linear,
@@ -21,10 +24,12 @@ from localllm.backends.program import (
     Op,
     PositionScale,
     Program,
+    Receive,
     Rope,
     RopeTable,
     Scale,
     SelectRows,
+    Send,
     Softcap,
     Value,
 )
@@ -56,13 +61,21 @@ Closure: TypeAlias = Callable[[Context], Tensor]
 class Lowering:
     """Makes a closure of each op, which returns the op's output in float32.
 
-    A device that has kernels of its own for an op overrides that op's method.
+    A device that has kernels of its own for an op overrides that op's method. `comm` reaches the
+    other ranks, where the program is a part of one.
     """
 
-    def __init__(self, target: Target, weights: Weights, caches: list[list[LayerCache]]) -> None:
+    def __init__(
+        self,
+        target: Target,
+        weights: Weights,
+        caches: list[list[LayerCache]],
+        comm: Communicator | None = None,
+    ) -> None:
         self.target = target
         self.weights = weights
         self.caches = caches
+        self.comm = comm
 
     def program(self, program: Program) -> list[Closure]:
         return [self.op(op) for op in program.ops]
@@ -95,10 +108,58 @@ class Lowering:
                 return lambda c: ops.activate(c.read(op.gate), op.act) * c.read(op.up)
             case SelectRows():
                 return lambda c: c.read(op.x).index_select(0, c.logit_rows)
+            case AllReduce():
+                return self.all_reduce(op)
+            case AllGather():
+                return self.all_gather(op)
+            case Receive():
+                comm = self._ranks()
+                return lambda c: comm.receive(len(c.ids), op.out.width)
+            case Send():
+                return self.send(op)
 
     def embed(self, op: Embed) -> Closure:
         matrix = self.weights.matrices[op.weight]
-        return lambda c: matrix.gather(c.ids)
+        if self.comm is None:
+            return lambda c: matrix.gather(c.ids)
+
+        def own_rows(c: Context) -> Tensor:
+            rows = c.ids - op.first_row
+            known = (rows >= 0) & (rows < matrix.rows)
+            return torch.where(known[:, None], matrix.gather(torch.where(known, rows, 0)), 0.0)
+
+        return own_rows
+
+    def all_reduce(self, op: AllReduce) -> Closure:
+        """Gathers and adds in rank order: how a library's sum rounds depends on its size."""
+        comm = self._ranks()
+
+        def run(c: Context) -> Tensor:
+            first, *others = comm.gather(c.read(op.x), [op.x.width] * op.ranks)
+            for x in others:
+                first = first + x
+            return first
+
+        return run
+
+    def all_gather(self, op: AllGather) -> Closure:
+        comm = self._ranks()
+        return lambda c: torch.cat(comm.gather(c.read(op.x), op.widths), 1)
+
+    def send(self, op: Send) -> Closure:
+        comm = self._ranks()
+
+        def run(c: Context) -> Tensor:
+            x = c.read(op.x)
+            comm.send(x)
+            return x
+
+        return run
+
+    def _ranks(self) -> Communicator:
+        if self.comm is None:
+            raise ValueError("the program is one rank's part, and there are no other ranks")
+        return self.comm
 
     def norm(self, op: Norm) -> Closure:
         weight, bias = self.weights.vector(op.weight), self.weights.vector(op.bias)

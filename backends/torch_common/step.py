@@ -10,20 +10,24 @@ from torch import Tensor
 
 from localllm.backends.base import BLOCK_TOKENS, Batch, Int32Array, StepLimits
 from localllm.backends.cpu.batch_check import check
-from localllm.backends.program import FloatArray, Program, Value
+from localllm.backends.program import FloatArray, Program, Send, Value
 from localllm.backends.torch_common.attention import LayerCache, plan
 from localllm.backends.torch_common.lower import Context, Lowering
 from localllm.backends.torch_common.sampling import sample
+
+_ANY = 1 << 31  # a bound for what another stage checks
 
 
 class TorchStep:
     """Runs batches; see `backends.base.Step`.
 
-    `submit` puts all work but the sampling in the device's queue; `collect` samples and waits.
+    `submit` puts all work but the sampling in the device's queue; `collect` samples and waits. A
+    stage that is not the last has no logits and samples nothing.
     """
 
     def __init__(self, program: Program, lowering: Lowering, limits: StepLimits) -> None:
-        if program.logits is None:
+        sends = any(isinstance(op, Send) for op in program.ops)
+        if program.logits is None and not sends:
             raise ValueError("the program was not finished")
         self._program = program
         self._result = program.logits
@@ -47,12 +51,14 @@ class TorchStep:
             context.values[op.out.buffer] = run(context)
             for buffer in dying:
                 del context.values[buffer]
-        self._logits = context.read(self._result)
+        self._logits = self._read_result(context)
         self._batch = batch
 
     @torch.inference_mode()
     def collect(self) -> Int32Array:
         logits, batch = self._submitted()
+        if self._result is None:
+            return np.zeros(0, np.int32)
         return sample(logits.to(self._target.precise), batch.sampling)
 
     def logits(self) -> FloatArray:
@@ -73,8 +79,15 @@ class TorchStep:
             raise RuntimeError("nothing was submitted")
         return self._logits, self._batch
 
+    def _read_result(self, context: Context) -> Tensor:
+        """No columns where a later stage has the logits."""
+        if self._result is None:
+            return torch.empty(len(context.logit_rows), 0)
+        return context.read(self._result)
+
     def _context(self, batch: Batch) -> Context:
-        check(batch, self._limits, self._result.width, self._blocks)
+        vocab = self._result.width if self._result else _ANY
+        check(batch, self._limits, vocab, self._blocks)
         target = self._target
 
         def sent(array: Int32Array, device: torch.device) -> Tensor:
@@ -106,4 +119,5 @@ def last_uses(program: Program) -> list[list[int]]:
 
 
 def _block_counts(caches: Sequence[Sequence[LayerCache]]) -> list[int]:
-    return [len(layers[0].keys) // BLOCK_TOKENS for layers in caches]
+    """Of a group whose layers are all in other stages, any number."""
+    return [len(layers[0].keys) // BLOCK_TOKENS if layers else _ANY for layers in caches]
