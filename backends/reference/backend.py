@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-import psutil
-
 from localllm.backends.base import BLOCK_TOKENS, MemoryInfo, ProgressFn, StepLimits
 from localllm.backends.program import FloatArray, KVGroup, Program
 from localllm.backends.reference.attention import LayerCache
@@ -40,6 +38,8 @@ class ReferenceBackend:
     threads = 1
 
     def memory(self) -> MemoryInfo:
+        import psutil  # late: the operations are used where it is missing
+
         memory = psutil.virtual_memory()
         return MemoryInfo(total=memory.total, available=memory.available)
 

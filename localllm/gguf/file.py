@@ -13,7 +13,7 @@ import numpy.typing as npt
 from localllm.errors import GGUFError
 from localllm.gguf.shard import Shard
 from localllm.gguf.tensor import Tensor
-from localllm.gguf.values import Metadata, Value
+from localllm.gguf.values import Value
 
 _D = TypeVar("_D")
 _SHARD_NAME = re.compile(r"(?P<prefix>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
@@ -70,7 +70,7 @@ class GGUFFile:
         return self._shards[0].version
 
     @property
-    def metadata(self) -> Metadata:
+    def metadata(self) -> Mapping[str, Value]:
         return self._shards[0].metadata
 
     @property
