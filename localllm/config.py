@@ -15,6 +15,13 @@ DEVICES = ("auto", "cpu", "cuda", "mps")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_CACHE_DTYPES = ("auto", "q8_0")
 LEAST_CTX_SIZE = 16  # tokens: one block of the KV cache
+_COUNTS = (
+    "threads",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,13 +43,16 @@ class EngineConfig:
     kv_cache_memory: int | None = None  # bytes
     kv_cache_dtype: str = "auto"  # one of KV_CACHE_DTYPES; auto: as `dtype` says
     prefix_cache: bool = True
+    tensor_parallel_size: int = 1  # ranks that divide each layer
+    pipeline_parallel_size: int = 1  # stages of layers, one after another
 
     def __post_init__(self) -> None:
         self._check_backend()
-        for name in ("threads", "max_num_seqs", "max_num_batched_tokens"):
+        for name in _COUNTS:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise RequestError(f"{name} must be at least 1, not {value}", param=name)
+        self._check_ranks()
         if self.threads is not None and self.threads > (
             most := max(MOST_THREADS, os.cpu_count() or 1)
         ):
@@ -53,6 +63,11 @@ class EngineConfig:
             raise RequestError(
                 f"ctx_size must be at least {LEAST_CTX_SIZE}, not {self.ctx_size}", param="ctx_size"
             )
+
+    @property
+    def ranks(self) -> int:
+        """Processes that compute together."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
     def _check_backend(self) -> None:
         for name, known in (
@@ -70,6 +85,21 @@ class EngineConfig:
             )
         if self.dtype != "auto" and self.backend != "torch":
             raise RequestError("dtype is an option of the torch backend", param="dtype")
+
+    def _check_ranks(self) -> None:
+        if self.ranks == 1:
+            return
+        param = (
+            "tensor_parallel_size" if self.tensor_parallel_size > 1 else "pipeline_parallel_size"
+        )
+        if self.backend in ("cpu", "reference"):
+            raise RequestError(
+                f"the {self.backend} backend computes on one rank alone; the torch backend divides "
+                f"a model among {self.ranks}",
+                param=param,
+            )
+        if self.device == "mps":
+            raise RequestError("Apple's GPUs compute on one rank alone", param=param)
 
 
 def config_hash(config: EngineConfig) -> str:

@@ -91,6 +91,8 @@ class LLM:
         kv_cache_memory: int | str | None = None,
         kv_cache_dtype: str = "auto",
         prefix_cache: bool = True,
+        tensor_parallel_size: int = 1,
+        pipeline_parallel_size: int = 1,
     ) -> None:
         config = EngineConfig(
             model=Path(model),
@@ -105,6 +107,8 @@ class LLM:
             kv_cache_memory=_bytes(kv_cache_memory),
             kv_cache_dtype=kv_cache_dtype,
             prefix_cache=prefix_cache,
+            tensor_parallel_size=tensor_parallel_size,
+            pipeline_parallel_size=pipeline_parallel_size,
         )
         in_process = backend == "reference"
         self._ids = count()

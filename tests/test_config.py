@@ -44,7 +44,16 @@ def test_what_is_no_size_is_refused_by_name(text: str | int) -> None:
     assert caught.value.param == "kv_cache_memory"
 
 
-@pytest.mark.parametrize("name", ["threads", "max_num_seqs", "max_num_batched_tokens"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "threads",
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "tensor_parallel_size",
+        "pipeline_parallel_size",
+    ],
+)
 def test_counts_below_one_are_refused_by_name(name: str) -> None:
     with pytest.raises(RequestError, match=f"{name} must be at least 1, not 0") as caught:
         EngineConfig(model=Path("m.gguf"), **{name: 0})  # type: ignore[arg-type]
@@ -65,6 +74,16 @@ def test_threads_without_measure_are_refused() -> None:
     with pytest.raises(RequestError, match=f"threads must be at most {most}") as caught:
         EngineConfig(model=Path("m.gguf"), threads=10**6)
     assert caught.value.param == "threads"
+
+
+@pytest.mark.parametrize(
+    "options", [{"backend": "cpu"}, {"backend": "reference"}, {"device": "mps"}]
+)
+@pytest.mark.parametrize("name", ["tensor_parallel_size", "pipeline_parallel_size"])
+def test_ranks_of_what_computes_alone_are_refused(options: dict[str, str], name: str) -> None:
+    with pytest.raises(RequestError, match="on one rank alone") as caught:
+        EngineConfig(model=Path("m.gguf"), **options, **{name: 2})  # type: ignore[arg-type]
+    assert caught.value.param == name
 
 
 @pytest.mark.parametrize("name", ["queue_timeout", "request_timeout", "max_body_size"])

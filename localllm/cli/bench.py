@@ -23,6 +23,8 @@ from localllm.cli.common import (
     KVCacheDtype,
     KVCacheDtypeName,
     ModelArgument,
+    PipelineParallelSize,
+    TensorParallelSize,
     Threads,
     errors_in_one_line,
     find_model,
@@ -43,6 +45,8 @@ def bench(
     dtype: Dtype = DtypeName.AUTO,
     kv_cache_dtype: KVCacheDtype = KVCacheDtypeName.AUTO,
     isa: Isa = "auto",
+    tensor_parallel_size: TensorParallelSize = 1,
+    pipeline_parallel_size: PipelineParallelSize = 1,
     prompt_tokens: Annotated[
         int, typer.Option(min=1, metavar="N", help="Length of the prompt that is read.")
     ] = 512,
@@ -90,6 +94,8 @@ def bench(
             kv_cache_dtype=kv_cache_dtype.value,
             threads=threads,
             isa=isa,
+            tensor_parallel_size=tensor_parallel_size,
+            pipeline_parallel_size=pipeline_parallel_size,
             ctx_size=work.context,
             max_num_seqs=batch,
             max_num_batched_tokens=work.step_tokens,

@@ -19,6 +19,8 @@ from localllm.cli.common import (
     KVCacheDtype,
     KVCacheDtypeName,
     OptionalModelArgument,
+    PipelineParallelSize,
+    TensorParallelSize,
     Threads,
     errors_in_one_line,
     find_model,
@@ -44,6 +46,8 @@ def chat(
     dtype: Dtype = DtypeName.AUTO,
     kv_cache_dtype: KVCacheDtype = KVCacheDtypeName.AUTO,
     isa: Isa = "auto",
+    tensor_parallel_size: TensorParallelSize = 1,
+    pipeline_parallel_size: PipelineParallelSize = 1,
     ctx_size: ContextSize = None,
     debug: Debug = False,
 ) -> None:
@@ -63,6 +67,8 @@ def chat(
             kv_cache_dtype=kv_cache_dtype.value,
             threads=threads,
             isa=isa,
+            tensor_parallel_size=tensor_parallel_size,
+            pipeline_parallel_size=pipeline_parallel_size,
             ctx_size=ctx_size,
             max_num_seqs=1,
         )

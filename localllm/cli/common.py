@@ -99,6 +99,22 @@ KVCacheDtype = Annotated[
         "half the memory of 16 bits. auto: as --dtype."
     ),
 ]
+TensorParallelSize = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        metavar="N",
+        help="Devices that divide each layer among them (torch; a process for each).",
+    ),
+]
+PipelineParallelSize = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        metavar="N",
+        help="Groups of layers that compute one after another, each on devices of its own (torch).",
+    ),
+]
 Isa = Annotated[
     str,
     typer.Option(

@@ -22,6 +22,8 @@ from localllm.cli.common import (
     KVCacheDtype,
     KVCacheDtypeName,
     OptionalModelArgument,
+    PipelineParallelSize,
+    TensorParallelSize,
     Threads,
     errors_in_one_line,
     find_model,
@@ -51,6 +53,8 @@ def serve(
     dtype: Dtype = DtypeName.AUTO,
     kv_cache_dtype: KVCacheDtype = KVCacheDtypeName.AUTO,
     isa: Isa = "auto",
+    tensor_parallel_size: TensorParallelSize = 1,
+    pipeline_parallel_size: PipelineParallelSize = 1,
     ctx_size: ContextSize = None,
     max_num_seqs: Annotated[
         int, typer.Option(min=1, metavar="N", help="Most answers written at the same time.")
@@ -168,6 +172,8 @@ def serve(
             kv_cache_dtype=kv_cache_dtype.value,
             threads=threads,
             isa=isa,
+            tensor_parallel_size=tensor_parallel_size,
+            pipeline_parallel_size=pipeline_parallel_size,
             ctx_size=ctx_size,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
