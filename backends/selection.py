@@ -69,10 +69,10 @@ def _torch_backend(config: EngineConfig, device: str) -> Backend:
     if device == "mps":
         from localllm.backends.mps.backend import MpsBackend
 
-        return MpsBackend(dtype, config.threads)
+        return MpsBackend(dtype, config.threads, kv_cache_dtype=config.kv_cache_dtype)
     from localllm.backends.torch_common.backend import TorchBackend
 
-    return TorchBackend(device, dtype, config.threads)
+    return TorchBackend(device, dtype, config.threads, kv_cache_dtype=config.kv_cache_dtype)
 
 
 def _best_device(backend: str) -> tuple[str, str]:

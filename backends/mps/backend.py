@@ -17,9 +17,14 @@ class MpsBackend(TorchBackend):
     """`device` is another one in tests alone."""
 
     def __init__(
-        self, dtype: str = "bfloat16", threads: int | None = None, device: str = "mps"
+        self,
+        dtype: str = "bfloat16",
+        threads: int | None = None,
+        *,
+        kv_cache_dtype: str = "auto",
+        device: str = "mps",
     ) -> None:
-        super().__init__(device, dtype, threads)
+        super().__init__(device, dtype, threads, kv_cache_dtype=kv_cache_dtype)
 
     def memory(self) -> MemoryInfo:
         """The machine's own memory, once: the GPU shares it, up to what Metal recommends."""

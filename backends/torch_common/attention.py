@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from localllm.backends.base import BLOCK_TOKENS, Batch
-from localllm.backends.program import Attention, KVGroup, KVLayer
+from localllm.backends.program import Attention, KVGroup
 from localllm.backends.torch_common.arithmetic import elementwise, ordered_sum
+from localllm.backends.torch_common.kv_cache import LayerCache, Rows
 from localllm.backends.torch_common.ops import softcap
 from localllm.backends.torch_common.target import Target
 
@@ -28,34 +29,6 @@ MOST_TILES = 32  # whose keys and values are gathered at once
 
 _NOWHERE = -1  # the position of rows that fill a tile up
 _Indices = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class LayerCache:
-    """Keys and values of one layer, [slot, KV head, dimension]."""
-
-    keys: Tensor
-    values: Tensor
-
-    @classmethod
-    def empty(cls, target: Target, layer: KVLayer, n_blocks: int) -> LayerCache:
-        slots = n_blocks * BLOCK_TOKENS
-        return cls(
-            _zeros(target, (slots, layer.kv_heads, layer.key_dim)),
-            _zeros(target, (slots, layer.kv_heads, layer.value_dim)),
-        )
-
-    def store(self, k: Tensor, v: Tensor, slots: Tensor) -> None:
-        for cache, new in ((self.keys, k), (self.values, v)):
-            cache[slots] = new.reshape(-1, *cache.shape[1:]).to(cache.dtype)
-
-
-def _zeros(target: Target, shape: tuple[int, ...]) -> Tensor:
-    """Zeros that on the CPU take no memory until they are written."""
-    if target.device.type != "cpu":
-        return torch.zeros(shape, dtype=target.dtype, device=target.device)
-    integers = np.zeros(shape, f"i{target.dtype.itemsize}")
-    return torch.from_numpy(integers).view(target.dtype)
 
 
 @dataclass(frozen=True)
@@ -113,12 +86,12 @@ def plan(target: Target, group: KVGroup, index: int, batch: Batch) -> Plan:
 def attention(
     op: Attention, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, cache: LayerCache, p: Plan
 ) -> Tensor:
-    cache.store(k, v, p.slots)
-    kv_heads = cache.keys.shape[1]
+    cache.keys.store(k, p.slots)
+    cache.values.store(v, p.slots)
     tiled = q.new_zeros(p.n_tiles * TILE_ROWS, q.shape[1])
     tiled[p.places] = q
     # [tile, KV head, row, query head that shares it, dimension]
-    queries = tiled.view(p.n_tiles, TILE_ROWS, kv_heads, -1, op.head_dim).transpose(1, 2)
+    queries = tiled.view(p.n_tiles, TILE_ROWS, cache.kv_heads, -1, op.head_dim).transpose(1, 2)
     state = _State.start(queries, op.value_dim, sinks)
     for piece in p.pieces:
         keys = _gathered(cache.keys, piece)
@@ -181,10 +154,10 @@ def _some(x: Tensor, tiles: Tensor | None) -> Tensor:
     return x if tiles is None else x.index_select(0, tiles)
 
 
-def _gathered(cache: Tensor, piece: Piece) -> Tensor:
+def _gathered(cache: Rows, piece: Piece) -> Tensor:
     """[tile, position, KV head, dimension] in float32."""
-    rows = cache.index_select(0, piece.slots).float()
-    return rows.view(-1, PARTITION, *cache.shape[1:])
+    rows = cache.gather(piece.slots)
+    return rows.view(-1, PARTITION, *rows.shape[1:])
 
 
 def _tiles(batch: Batch) -> tuple[_Indices, _Indices, _Indices]:

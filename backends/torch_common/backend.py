@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from localllm.backends.base import BLOCK_TOKENS, MemoryInfo, ProgressFn, StepLimits
+from localllm.backends.base import MemoryInfo, ProgressFn, StepLimits
 from localllm.backends.cpu.cores import default_threads
 from localllm.backends.host_memory import memory_info
 from localllm.backends.parallel.communicator import Communicator
 from localllm.backends.program import KVGroup, Program
-from localllm.backends.torch_common.attention import LayerCache
+from localllm.backends.torch_common.kv_cache import LayerCache, block_bytes
 from localllm.backends.torch_common.lower import Lowering
 from localllm.backends.torch_common.step import TorchStep
 from localllm.backends.torch_common.target import DTYPES, Target
@@ -37,10 +37,13 @@ class TorchBackend:
         dtype: str = "float32",
         threads: int | None = None,
         *,
+        kv_cache_dtype: str = "auto",
         comm: Communicator | None = None,
     ) -> None:
         kind = torch.device(device).type
-        self.target = Target(torch.device(device), DTYPES[dtype], _TILE_ROWS[kind])
+        self.target = Target(
+            torch.device(device), DTYPES[dtype], _TILE_ROWS[kind], kv_cache_dtype == "q8_0"
+        )
         self.comm = comm
         self.threads = threads or default_threads().threads
         torch.set_num_threads(self.threads)
@@ -54,7 +57,8 @@ class TorchBackend:
     def describe(self) -> str:
         dtype = str(self.target.dtype).removeprefix("torch.")
         threads = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
-        return f"torch {torch.__version__} on {self._device()}, {dtype}, {threads}"
+        cache = ", KV cache in q8_0" if self.target.quantized_kv else ""
+        return f"torch {torch.__version__} on {self._device()}, {dtype}{cache}, {threads}"
 
     def load(
         self, program: Program, tensors: Mapping[str, Tensor], progress: ProgressFn
@@ -62,8 +66,7 @@ class TorchBackend:
         return Weights.load(self.target, program, tensors, progress)
 
     def kv_block_bytes(self, group: KVGroup) -> int:
-        columns = sum(layer.kv_heads * (layer.key_dim + layer.value_dim) for layer in group.layers)
-        return BLOCK_TOKENS * columns * self.target.dtype.itemsize
+        return sum(block_bytes(self.target, layer) for layer in group.layers)
 
     def alloc_kv(
         self, groups: Sequence[KVGroup], n_blocks: Sequence[int]
@@ -84,7 +87,11 @@ class TorchBackend:
         limits: StepLimits,
         progress: ProgressFn,  # noqa: ARG002 (closures take no time to make)
     ) -> TorchStep:
-        return TorchStep(program, Lowering(self.target, weights, kv, self.comm), limits)
+        return TorchStep(program, self.lowering(weights, kv), limits)
+
+    def lowering(self, weights: Weights, kv: list[list[LayerCache]]) -> Lowering:
+        """How ops become closures; devices with kernels of their own have their own way."""
+        return Lowering(self.target, weights, kv, self.comm)
 
     def close(self) -> None:
         """Memory goes with the last reference."""

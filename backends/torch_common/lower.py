@@ -35,7 +35,8 @@ from localllm.backends.program import (
 )
 from localllm.backends.torch_common import ops
 from localllm.backends.torch_common.arithmetic import linear
-from localllm.backends.torch_common.attention import LayerCache, Plan, attention
+from localllm.backends.torch_common.attention import Plan, attention
+from localllm.backends.torch_common.kv_cache import LayerCache
 from localllm.backends.torch_common.target import Target
 from localllm.backends.torch_common.weights import Weights
 

@@ -11,7 +11,8 @@ from torch import Tensor
 from localllm.backends.base import BLOCK_TOKENS, Batch, Int32Array, StepLimits
 from localllm.backends.cpu.batch_check import check
 from localllm.backends.program import FloatArray, Program, Send, Value
-from localllm.backends.torch_common.attention import LayerCache, plan
+from localllm.backends.torch_common.attention import plan
+from localllm.backends.torch_common.kv_cache import LayerCache
 from localllm.backends.torch_common.lower import Context, Lowering
 from localllm.backends.torch_common.sampling import sample
 
@@ -120,4 +121,4 @@ def last_uses(program: Program) -> list[list[int]]:
 
 def _block_counts(caches: Sequence[Sequence[LayerCache]]) -> list[int]:
     """Of a group whose layers are all in other stages, any number."""
-    return [len(layers[0].keys) // BLOCK_TOKENS if layers else _ANY for layers in caches]
+    return [layers[0].n_blocks if layers else _ANY for layers in caches]

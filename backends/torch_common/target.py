@@ -11,14 +11,16 @@ import torch
 class Target:
     """A device and how matrices are multiplied on it.
 
-    Values between operations are float32. `dtype` is what both sides of a matrix product and the
-    KV cache are kept in. Products are computed for `tile_rows` rows at a time, always: a library's
-    product sums in another order for another number of rows, and answers must not depend on it.
+    Values between operations are float32. `dtype` is what both sides of a matrix product are kept
+    in, and the KV cache where it is not `quantized_kv` (q8_0). Products are computed for
+    `tile_rows` rows at a time, always: a library's product sums in another order for another
+    number of rows, and answers must not depend on it.
     """
 
     device: torch.device
     dtype: torch.dtype
     tile_rows: int
+    quantized_kv: bool = False
 
     @property
     def precise(self) -> torch.device:
