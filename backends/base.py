@@ -33,10 +33,14 @@ def mask_words(vocab: int) -> int:
 
 @dataclass(frozen=True)
 class MemoryInfo:
-    """Bytes on the device. `available` is what a new allocation may use without swapping."""
+    """Bytes on the device. `available` is what a new allocation may use without swapping.
+
+    `dedicated`: there is nobody else for whom some of it should be left.
+    """
 
     total: int
     available: int
+    dedicated: bool = False
 
 
 @dataclass(frozen=True)
@@ -153,7 +157,10 @@ class Batch:
 
 
 class Step(Protocol):
-    """A compiled program. `submit` may return before the work is done; depth is one."""
+    """A compiled program. `submit` may return before the work is done; depth is one.
+
+    `submit` and `collect` raise DeviceOutOfMemoryError where memory ran out for this batch.
+    """
 
     def warmup(self) -> None:
         """Makes the first real step as fast as the tenth; touches only KV block 0."""

@@ -29,6 +29,11 @@ class InsufficientMemoryError(ModelError):
     """The model and the smallest useful KV pool do not fit; the message gives the numbers."""
 
 
+class DeviceOutOfMemoryError(LocalLLMError):
+    """A step found too little memory on its device; a smaller one may fit. Raised by a backend's
+    `submit` and `collect`, of which nothing is left but KV entries that nobody counts on."""
+
+
 class RequestError(LocalLLMError):
     """A request is invalid: the caller's fault, HTTP 400.
 

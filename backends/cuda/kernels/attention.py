@@ -71,7 +71,7 @@ def _load_page_rows(
         return rows.to(COMPUTE)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_splits"])
 def _attend_kernel(
     q, keys, values, key_scales, value_scales, out, part_acc, part_ml, sinks,
     block_table, positions, tiles,
@@ -178,7 +178,7 @@ def _attend_kernel(
         tl.store(out + at[:, None] + e[None, :], answer.to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_splits"])
 def _fold_splits_kernel(
     part_acc, part_ml, out, sinks, positions, out_stride, n_splits, window,
     HEADS: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_V: tl.constexpr,

@@ -12,7 +12,7 @@ from localllm.backends.cuda.kernels.layout import CHUNK, PackedWeight
 _TOKENS = 16
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_ids"])
 def _embed_kernel(
     ids, codes, high, scales, supers, out, n_ids, n_rows, cols, out_stride,
     FORMAT: tl.constexpr, TOKENS: tl.constexpr,

@@ -68,7 +68,7 @@ def _finish(
     tl.store(out + at, total.to(out.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_columns"])
 def _matmul_kernel(
     x, codes, high, scales, supers, bias, residual, out, pairs, tile_experts,
     n_rows, cols, n_columns, x_stride, residual_stride, out_stride, x_divisor,
@@ -118,7 +118,7 @@ def _matmul_kernel(
         )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_columns"])
 def _add_splits_kernel(
     partial, bias, residual, out, n_rows, n_columns, n_splits, residual_stride, out_stride,
     BLOCK_N: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,

@@ -53,16 +53,22 @@ class DeviceSampling:
 
     @classmethod
     def from_host(cls, arrays: SamplingArrays, device: torch.device | str) -> Self:
+        tensors: dict[str, Any] = {
+            name: _tensor(array).to(device) for name, array in vars(arrays).items()
+        }
+        return cls(**tensors, **cls.known(arrays))
+
+    @staticmethod
+    def known(arrays: SamplingArrays) -> dict[str, Any]:
+        """The fields that are no arrays."""
         drawn = arrays.top_k[arrays.temperature != 0]
-        tensors = {name: _tensor(array).to(device) for name, array in vars(arrays).items()}
-        return cls(
-            **tensors,
-            biased=len(arrays.bias_ids) > 0,
-            penalized=len(arrays.history_ids) > 0,
-            masked=bool((arrays.mask_rows >= 0).any()),
-            drawn=len(drawn) > 0,
-            head=int(drawn.max()) if len(drawn) and drawn.all() else 0,
-        )
+        return {
+            "biased": len(arrays.bias_ids) > 0,
+            "penalized": len(arrays.history_ids) > 0,
+            "masked": bool((arrays.mask_rows >= 0).any()),
+            "drawn": len(drawn) > 0,
+            "head": int(drawn.max()) if len(drawn) and drawn.all() else 0,
+        }
 
 
 def _tensor(array: npt.NDArray[np.generic]) -> Tensor:

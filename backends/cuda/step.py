@@ -1,0 +1,205 @@
+"""A compiled program: whole batches through the list of work, from a graph where there is one."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import numpy as np
+import torch
+
+from localllm.backends.base import BLOCK_TOKENS, Batch, Int32Array, SamplingArrays, StepLimits
+from localllm.backends.cpu.batch_check import check
+from localllm.backends.cuda.caches import Caches
+from localllm.backends.cuda.fusion import NONE, find_fusions
+from localllm.backends.cuda.graphs import Graphs
+from localllm.backends.cuda.inputs import Forward, Inputs, staging_words, tile_counts
+from localllm.backends.cuda.kernels.sampling import DeviceSampling, sample
+from localllm.backends.cuda.lower import Context, Lowering
+from localllm.backends.cuda.masks import Masks
+from localllm.backends.cuda.memory import tells_shortage_at_run_time
+from localllm.backends.cuda.shapes import Shapes, StepShape
+from localllm.backends.cuda.staging import Staging, event, host_memory
+from localllm.backends.program import Attention, FloatArray, Program, Send
+
+_ANY = 1 << 31  # a bound for what another stage checks
+# Tokens of the steps that compile the matmuls' launch shapes: see `tiles_for`.
+_WARM_TOKENS = (1, 17, 65)
+
+
+class CudaStep:
+    """Runs batches; see `backends.base.Step`.
+
+    `submit` puts the work in the device's queue, sampling included unless a mask is still to come.
+    The logits and the inputs lie at fixed addresses. With `graphs`, steps of one token per sequence
+    are filled up to one of a few shapes and replayed.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        lowering: Lowering,
+        caches: Caches,
+        limits: StepLimits,
+        device: torch.device,
+        *,
+        graphs: bool,
+    ) -> None:
+        if program.logits is None and not any(isinstance(op, Send) for op in program.ops):
+            raise ValueError("the program was not finished")
+        self._program, self._lowering, self._limits = program, lowering, limits
+        self._device = device
+        self._caches = caches
+        self._blocks = [
+            n if layers else _ANY for n, layers in zip(caches.n_blocks, caches.layers, strict=True)
+        ]
+        self._vocab = program.logits.width if program.logits else 0
+        self._work = lowering.lower(find_fusions(program))
+        self._ratios = {
+            op.q.width // op.head_dim // (op.k.width // op.head_dim)
+            for op in program.ops
+            if isinstance(op, Attention)
+        }
+        self._shapes = Shapes(limits)
+        words = staging_words(limits, len(caches.n_blocks), self._shapes.most_context, self._ratios)
+        self._staging = Staging(device, words)
+        self._masks = Masks(device)
+        self._graphs = Graphs(device) if graphs else None
+        self._inputs: dict[StepShape, Inputs] = {}  # of the shapes that have a graph
+        self._tokens = host_memory(device, limits.logit_rows)
+        self._done = event(device)
+        self._submitted: tuple[Batch, DeviceSampling] | None = None
+
+    def warmup(self) -> None:
+        """Compiles what steps launch, and records graphs for contexts of usual length."""
+        if self._device.type != "cuda":
+            self.submit(Batch.first_tokens(min(2, self._limits.tokens), len(self._blocks)))
+            self.collect()
+            return
+        context = self._shapes.smallest_context()
+        for tokens in {*_WARM_TOKENS, self._limits.tokens}:
+            if tokens <= self._limits.tokens:
+                self._rehearse(tokens, 1, context)
+        for seqs in reversed(self._shapes.seqs()):  # smaller ones then fit in memory of the larger
+            self._rehearse(seqs, seqs, context)
+        torch.cuda.synchronize(self._device)
+
+    def fill(self) -> None:
+        """Takes as much memory as any step will."""
+        context = self._shapes.most_context
+        seqs = self._shapes.most_seqs
+        self._rehearse(seqs, seqs, context)
+        self._rehearse(self._limits.tokens, min(seqs, self._limits.tokens), context)
+
+    @tells_shortage_at_run_time
+    @torch.inference_mode()
+    def submit(self, batch: Batch) -> None:
+        check(batch, self._limits, self._vocab or _ANY, self._blocks)
+        with self._on_device():
+            self._launch(batch, self._shapes.of(batch))
+
+    @tells_shortage_at_run_time
+    @torch.inference_mode()
+    def collect(self) -> Int32Array:
+        batch, sampling = self._latest()
+        if not self._vocab:
+            return np.zeros(0, np.int32)
+        with self._on_device():
+            if sampling.masked:
+                self._sample(self._masks.send(sampling, batch.sampling.masks))
+            if self._done is not None:
+                self._done.synchronize()
+        tokens: Int32Array = self._tokens[: batch.logit_rows.size].numpy().copy()
+        return tokens
+
+    def logits(self) -> FloatArray:
+        rows = self._latest()[0].logit_rows.size
+        logits: FloatArray = self._lowering.kept.logits[:rows].cpu().numpy()
+        return logits.copy() if self._device.type == "cpu" else logits
+
+    @torch.inference_mode()
+    def trace(self, batch: Batch) -> list[FloatArray]:
+        """Op by op, without fusions and graphs."""
+        check(batch, self._limits, self._vocab or _ANY, self._blocks)
+        outputs: list[FloatArray] = []
+        with self._on_device():
+            forward, _ = self._sent(batch, self._shapes.of(batch))
+            context = Context(forward, self._lowering.kept)
+            for work in self._lowering.lower(NONE):
+                work.run(context)
+                output: FloatArray = context.read(work.out).float().cpu().numpy()
+                outputs.append(output.copy())
+        return outputs
+
+    def _launch(self, batch: Batch, shape: StepShape) -> None:
+        filled = self._shapes.filled(shape) if self._graphs is not None else None
+        self._submitted = None
+        if self._graphs is None or filled is None:
+            forward, sampling = self._sent(batch, shape)
+            self._forward(forward)
+        else:
+            if filled not in self._inputs:
+                tiles = dict.fromkeys(self._ratios, filled.seqs)
+                self._inputs[filled] = self._made(filled, tiles)
+            inputs = self._inputs[filled]
+            sampling = inputs.send(batch)
+            self._graphs.run(filled, lambda: self._forward(inputs.forward))
+        self._submitted = batch, sampling
+        if self._vocab and not sampling.masked:
+            self._sample(sampling)
+
+    def _sent(self, batch: Batch, shape: StepShape) -> tuple[Forward, DeviceSampling]:
+        """Of a step that is like no other."""
+        inputs = self._made(shape, tile_counts(batch.query_start, self._ratios))
+        sampling = inputs.send(batch)
+        return inputs.forward, sampling
+
+    def _made(self, shape: StepShape, tiles: dict[int, int]) -> Inputs:
+        return Inputs(self._staging, shape, tiles, self._caches.n_blocks)
+
+    def _forward(self, forward: Forward) -> None:
+        context = Context(forward, self._lowering.kept)
+        for work in self._work:
+            work.run(context)
+            for buffer in work.dying:
+                del context.values[buffer]
+
+    def _sample(self, sampling: DeviceSampling) -> None:
+        """Queues the sampler, and the way of its tokens to the host."""
+        rows = len(sampling.temperature)
+        tokens = sample(self._lowering.kept.logits[:rows], sampling)
+        self._tokens[:rows].copy_(tokens, non_blocking=True)
+        if self._done is not None:
+            self._done.record()
+
+    @torch.inference_mode()
+    def _rehearse(self, tokens: int, seqs: int, context: int) -> None:
+        """A step of that shape in the blocks that no sequence has."""
+        with self._on_device():
+            self._launch(*self._rehearsal(tokens, seqs, context))
+
+    def _rehearsal(self, tokens: int, seqs: int, context: int) -> tuple[Batch, StepShape]:
+        spare = np.array(self._caches.n_blocks, np.int32)
+        starts = np.linspace(0, tokens, seqs + 1).astype(np.int32)
+        rows = min(tokens, self._limits.logit_rows if tokens != seqs else seqs)
+        sampling = SamplingArrays.greedy(rows)
+        sampling.temperature[:] = 1.0  # what takes most memory
+        batch = Batch(
+            ids=np.zeros(tokens, np.int32),
+            positions=np.zeros(tokens, np.int32),
+            query_start=starts,
+            seq_lens=np.ones(seqs, np.int32),
+            slots=np.tile(spare[:, None] * BLOCK_TOKENS, tokens),
+            block_tables=np.tile(spare[:, None, None], (seqs, 1)),
+            logit_rows=np.arange(rows, dtype=np.int32),
+            sampling=sampling,
+        )
+        return batch, StepShape(tokens, seqs, rows, context)
+
+    def _on_device(self) -> AbstractContextManager[object]:
+        """CUDA's current device is each thread's own."""
+        return torch.cuda.device(self._device) if self._done is not None else nullcontext()
+
+    def _latest(self) -> tuple[Batch, DeviceSampling]:
+        if self._submitted is None:
+            raise RuntimeError("nothing was submitted")
+        return self._submitted
