@@ -290,7 +290,7 @@ class Program:
         return weight if weight in self.shapes else None
 
     def embed(self, weight: str) -> Value:
-        out = self._new(self.shapes[weight][1], "T")
+        out = self.new_value(self.shapes[weight][1], "T")
         self.ops.append(Embed(out, weight))
         return out
 
@@ -304,7 +304,7 @@ class Program:
         kind: Literal["rms", "layer"] = "rms",
         group: int | None = None,
     ) -> Value:
-        out = self._new(x.width, x.rows)
+        out = self.new_value(x.width, x.rows)
         self.ops.append(Norm(out, x, weight, bias, eps, kind, group or x.width))
         return out
 
@@ -315,7 +315,7 @@ class Program:
         found = tuple(biases) or tuple(
             self.optional(w.removesuffix(".weight") + ".bias") for w in weights
         )
-        out = self._new(sum(self.shapes[w][0] for w in weights), x.rows)
+        out = self.new_value(sum(self.shapes[w][0] for w in weights), x.rows)
         self.ops.append(Linear(out, x, weights, found, shard))
         return out
 
@@ -330,33 +330,33 @@ class Program:
         return parts
 
     def add(self, a: Value, b: Value) -> Value:
-        out = self._new(a.width, a.rows)
+        out = self.new_value(a.width, a.rows)
         self.ops.append(Add(out, a, b))
         return out
 
     def scale(self, x: Value, factor: float) -> Value:
         if factor == 1.0:
             return x
-        out = self._new(x.width, x.rows)
+        out = self.new_value(x.width, x.rows)
         self.ops.append(Scale(out, x, factor))
         return out
 
     def softcap(self, x: Value, cap: float | None) -> Value:
         if not cap:
             return x
-        out = self._new(x.width, x.rows)
+        out = self.new_value(x.width, x.rows)
         self.ops.append(Softcap(out, x, cap))
         return out
 
     def rope(self, x: Value, head_dim: int, table: RopeTable) -> Value:
-        out = self._new(x.width, x.rows)
+        out = self.new_value(x.width, x.rows)
         self.ops.append(Rope(out, x, head_dim, table))
         return out
 
     def position_scale(
         self, x: Value, beta: float, floor_scale: float, offset: float = 0.0
     ) -> Value:
-        out = self._new(x.width, x.rows)
+        out = self.new_value(x.width, x.rows)
         self.ops.append(PositionScale(out, x, beta, floor_scale, offset))
         return out
 
@@ -376,7 +376,7 @@ class Program:
         value_dim = value_dim or head_dim
         heads, kv_heads = q.width // head_dim, k.width // head_dim
         group, layer = self._kv_layer(window, KVLayer(kv_heads, head_dim, value_dim))
-        out = self._new(heads * value_dim, q.rows)
+        out = self.new_value(heads * value_dim, q.rows)
         self.ops.append(
             Attention(
                 out, q, k, v, layer, group, head_dim, value_dim, scale, window, softcap, sinks
@@ -385,12 +385,12 @@ class Program:
         return out
 
     def activation(self, x: Value, act: ActivationName) -> Value:
-        out = self._new(x.width, x.rows)
+        out = self.new_value(x.width, x.rows)
         self.ops.append(Activation(out, x, act))
         return out
 
     def act_mul(self, gate: Value, up: Value, act: ActivationName) -> Value:
-        out = self._new(gate.width, gate.rows)
+        out = self.new_value(gate.width, gate.rows)
         self.ops.append(ActMul(out, gate, up, act))
         return out
 
@@ -408,12 +408,12 @@ class Program:
         normalize: bool = True,
         scale: float = 1.0,
     ) -> Value:
-        out = self._new(x.width, x.rows)
+        out = self.new_value(x.width, x.rows)
         self.ops.append(Moe(out, x, logits, gate, up, down, used, act, gating, normalize, scale))
         return out
 
     def select_rows(self, x: Value) -> Value:
-        out = self._new(x.width, "R")
+        out = self.new_value(x.width, "R")
         self.ops.append(SelectRows(out, x))
         return out
 
@@ -424,7 +424,7 @@ class Program:
         """Names of all weights that the ops use, each once, in order of first use."""
         names: dict[str, None] = {}
         for op in self.ops:
-            for name in _op_weights(op):
+            for name in op_weights(op):
                 names[name] = None
         return list(names)
 
@@ -440,7 +440,8 @@ class Program:
                 names.add(op.sinks)
         return {name for name in names if name is not None}
 
-    def _new(self, width: int, rows: Rows) -> Value:
+    def new_value(self, width: int, rows: Rows) -> Value:
+        """All columns of a fresh buffer."""
         self.buffers.append((width, rows))
         return Value(len(self.buffers) - 1, 0, width, width, rows)
 
@@ -453,7 +454,7 @@ class Program:
         return len(self.kv_groups) - 1, 0
 
 
-def _op_weights(op: Op) -> list[str]:
+def op_weights(op: Op) -> list[str]:
     match op:
         case Embed(weight=weight):
             return [weight]

@@ -1,0 +1,33 @@
+"""A program and its weights, divided among ranks: stages of layers, each among tensor ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from localllm.backends.parallel.division import check_ranks, find_division
+from localllm.backends.parallel.slices import Slice
+from localllm.backends.parallel.stages import split
+from localllm.backends.parallel.tensor_rank import part_of
+from localllm.backends.program import Program
+from localllm.gguf import Tensor
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one rank computes, and what it has of the file's tensors by the program's names."""
+
+    program: Program
+    slices: Mapping[str, Slice]
+
+
+def divide(
+    program: Program, tensors: Mapping[str, Tensor], tensor_ranks: int, stages: int
+) -> list[list[Piece]]:
+    """Pieces by stage and tensor rank; a RequestError where the model has not so many parts."""
+    check_ranks(program, tensor_ranks)
+    return [
+        [Piece(*part_of(part, division, rank)) for rank in range(tensor_ranks)]
+        for part in split(program, tensors, stages)
+        for division in [find_division(part, tensors, tensor_ranks)]
+    ]
