@@ -108,17 +108,21 @@ def _cache_words(build: Builder, op: Attention) -> dict[str, int]:
     }
 
 
+def _store_words(build: Builder, op: Attention, k: Operand, v: Operand) -> dict[str, int]:
+    return {
+        "k": k.address,
+        "k_stride": k.stride,
+        "v": v.address,
+        "v_stride": v.stride,
+        **_cache_words(build, op),
+    }
+
+
 def _store(build: Builder, op: Attention, cached: Region) -> None:
     k, v = build.operand(op.k), build.operand(op.v)
     build.call(
         kv.kv_store,
-        lambda: kv.StoreArgs(
-            k=k.address,
-            k_stride=k.stride,
-            v=v.address,
-            v_stride=v.stride,
-            **_cache_words(build, op),
-        ),
+        lambda: kv.StoreArgs(**_store_words(build, op, k, v)),
         reads=[k.region, v.region],
         writes=[cached],
         work=k.width + v.width,
@@ -142,11 +146,7 @@ def _rope_and_store(
             pairs=pairs,
             interleaved=q_rope.table.interleaved,
             table=table.address,
-            k=k.address,
-            k_stride=k.stride,
-            v=v.address,
-            v_stride=v.stride,
-            **_cache_words(build, op),
+            **_store_words(build, op, k, v),
             scratch=build.scratch_address,
             scratch_bytes=build.scratch_bytes,
         ),

@@ -97,18 +97,19 @@ class StoreArgs(Arguments):
 
 
 (
-    _K,
-    _K_STRIDE,
-    _V,
-    _V_STRIDE,
-    _CACHE,
-    _BLOCK_BYTES,
-    _HEAD_BYTES,
-    _GROUP,
-    _KV_HEADS,
-    _KEY_DIM,
-    _VALUE_DIM,
+    K,
+    K_STRIDE,
+    V,
+    V_STRIDE,
+    CACHE,
+    BLOCK_BYTES,
+    HEAD_BYTES,
+    GROUP,
+    KV_HEADS,
+    KEY_DIM,
+    VALUE_DIM,
 ) = range(FIRST_WORD, FIRST_WORD + 11)
+AFTER_STORE_ARGS = FIRST_WORD + 11  # the first word of arguments that extend these
 
 
 @kernel
@@ -120,24 +121,24 @@ def kv_store(args: int, tid: int, nthreads: int) -> None:
     """
     head = header(args)
     tokens = arg_i64(head, H_TOKENS)
-    slots = arg_i64(head, H_SLOTS) + arg_i64(args, _GROUP) * tokens * 4
+    slots = arg_i64(head, H_SLOTS) + arg_i64(args, GROUP) * tokens * 4
     chunk = store_claim(tokens)
     first = claim(args, chunk)
     while first < tokens:
         for token in range(first, min(first + chunk, tokens)):
-            k = arg_i64(args, _K) + token * arg_i64(args, _K_STRIDE) * 4
-            v = arg_i64(args, _V) + token * arg_i64(args, _V_STRIDE) * 4
+            k = arg_i64(args, K) + token * arg_i64(args, K_STRIDE) * 4
+            v = arg_i64(args, V) + token * arg_i64(args, V_STRIDE) * 4
             slot = scalar_load_i32(slots, token * 4)
-            to = arg_i64(args, _CACHE) + slot // BLOCK_TOKENS * arg_i64(args, _BLOCK_BYTES)
+            to = arg_i64(args, CACHE) + slot // BLOCK_TOKENS * arg_i64(args, BLOCK_BYTES)
             store_heads(
                 k,
                 v,
                 to,
                 slot % BLOCK_TOKENS,
-                arg_i64(args, _HEAD_BYTES),
-                arg_i64(args, _KV_HEADS),
-                arg_i64(args, _KEY_DIM),
-                arg_i64(args, _VALUE_DIM),
+                arg_i64(args, HEAD_BYTES),
+                arg_i64(args, KV_HEADS),
+                arg_i64(args, KEY_DIM),
+                arg_i64(args, VALUE_DIM),
             )
         first = claim(args, chunk)
 
