@@ -76,10 +76,9 @@ class ObjectCodeLibrary(JITCodeLibrary):
         for library in self._all_below({}):
             self._reload_init.update(library._reload_init)
             if isinstance(library, ObjectCodeLibrary):
-                module = _shared(library._final_module)
+                whole.link_in(_shared(library._final_module))
             else:
-                module = library._get_module_for_linking()
-            whole.link_in(module, preserve=True)
+                whole.link_in(library._get_module_for_linking(), preserve=True)
         return whole
 
     def _all_below(self, found: dict[CPUCodeLibrary, None]) -> dict[CPUCodeLibrary, None]:
