@@ -15,6 +15,8 @@ from localllm.errors import RequestError
 
 TORCH_IS_MISSING = "torch is not installed: pip install localllm[torch]"
 
+WITHOUT_TRITON = "Triton is not installed, so torch's own operations"
+
 # Where bfloat16 is as good as native; the CPU computes float32 faster.
 _DTYPES = {"cuda": "bfloat16", "mps": "bfloat16", "cpu": "float32"}
 _log = logging.getLogger(__name__)
@@ -37,14 +39,21 @@ def select(config: EngineConfig) -> Selection:
         return Selection(ReferenceBackend(), "")
     if config.backend not in ("auto", "cpu", "torch"):
         raise RequestError(f"unknown backend {config.backend!r}", param="backend")
+    if config.ranks > 1:
+        return _ranks(config)
     device, why = config.device, ""
     if config.backend == "cpu":
         device = "cpu"
     elif device == "auto":
         device, why = _best_device(config.backend)
         _log.info("device %s: %s", device, why)
+    if config.fast and device != "cuda":
+        raise RequestError(f"fast is an option of the device cuda; {why}", param="fast")
+    if device == "cuda" and not _has_triton():
+        why = "; ".join(filter(None, (why, WITHOUT_TRITON)))
+        _log.warning("device cuda: %s", WITHOUT_TRITON)
     if config.backend == "torch" or device != "cpu":
-        return Selection(_torch_backend(config, device), why)
+        return Selection(torch_backend(config, device), why)
     _refuse_kv_cache_dtype(config, "cpu")
     from localllm.backends.cpu.backend import CpuBackend
 
@@ -60,19 +69,49 @@ def _refuse_kv_cache_dtype(config: EngineConfig, backend: str) -> None:
         )
 
 
-def _torch_backend(config: EngineConfig, device: str) -> Backend:
+def _ranks(config: EngineConfig) -> Selection:
+    """NVIDIA GPUs, or what the configuration names."""
+    from localllm.backends.parallel.torchrun import Torchrun
+
+    device = "cuda" if config.device == "auto" else config.device
+    if not _has_torch():
+        raise RequestError(f"ranks need it, but {TORCH_IS_MISSING}", param="backend")
+    torchrun = Torchrun.find(config)
+    needed = config.ranks if torchrun is None else torchrun.local_ranks
+    if device == "cuda" and (found := _gpu_count()) < needed:
+        trouble = _trouble_with("cuda") or f"this machine has {found}"
+        raise RequestError(
+            f"{needed} ranks need as many NVIDIA GPUs: {trouble}. With the device cpu they compute "
+            "on the CPU",
+            param="device",
+        )
+    from localllm.backends.parallel.backend import ParallelBackend
+
+    return Selection(ParallelBackend.start(config, device, torchrun), "")
+
+
+def torch_backend(
+    config: EngineConfig, device: str, *, index: int | None = None, threads: int | None = None
+) -> Backend:
+    """`index`: of the GPU, where there are several; `threads`: those of one rank of several."""
     if not _has_torch():
         raise RequestError(f"the {device} device needs it, but {TORCH_IS_MISSING}", param="backend")
     if (trouble := _trouble_with(device)) is not None:
         raise RequestError(f"there is no device {device}: {trouble}", param="device")
     dtype = _DTYPES[device] if config.dtype == "auto" else config.dtype
+    threads = threads or config.threads
+    place = device if index is None else f"{device}:{index}"
     if device == "mps":
         from localllm.backends.mps.backend import MpsBackend
 
-        return MpsBackend(dtype, config.threads, kv_cache_dtype=config.kv_cache_dtype)
+        return MpsBackend(dtype, threads, kv_cache_dtype=config.kv_cache_dtype)
+    if device == "cuda" and _has_triton():
+        from localllm.backends.cuda.backend import CudaBackend
+
+        return CudaBackend(dtype, place, config.fast, config.kv_cache_dtype)
     from localllm.backends.torch_common.backend import TorchBackend
 
-    return TorchBackend(device, dtype, config.threads, kv_cache_dtype=config.kv_cache_dtype)
+    return TorchBackend(place, dtype, threads, kv_cache_dtype=config.kv_cache_dtype)
 
 
 def _best_device(backend: str) -> tuple[str, str]:
@@ -96,6 +135,16 @@ def _best_device(backend: str) -> tuple[str, str]:
 
 def _has_torch() -> bool:
     return importlib.util.find_spec("torch") is not None
+
+
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def _gpu_count() -> int:
+    from localllm.backends.torch_common.devices import gpu_count
+
+    return gpu_count()
 
 
 def _trouble_with(device: str) -> str | None:

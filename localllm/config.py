@@ -42,6 +42,8 @@ class EngineConfig:
     max_num_batched_tokens: int = 512
     kv_cache_memory: int | None = None  # bytes
     kv_cache_dtype: str = "auto"  # one of KV_CACHE_DTYPES; auto: as `dtype` says
+    gpu_memory_utilization: float = 0.9  # of a GPU's own memory: the rest stays free
+    fast: bool = False  # CUDA: the bits of an answer may depend on the batch
     prefix_cache: bool = True
     tensor_parallel_size: int = 1  # ranks that divide each layer
     pipeline_parallel_size: int = 1  # stages of layers, one after another
@@ -53,6 +55,12 @@ class EngineConfig:
             if value is not None and value < 1:
                 raise RequestError(f"{name} must be at least 1, not {value}", param=name)
         self._check_ranks()
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise RequestError(
+                "gpu_memory_utilization must be more than 0 and at most 1, not "
+                f"{self.gpu_memory_utilization}",
+                param="gpu_memory_utilization",
+            )
         if self.threads is not None and self.threads > (
             most := max(MOST_THREADS, os.cpu_count() or 1)
         ):
@@ -83,8 +91,13 @@ class EngineConfig:
             raise RequestError(
                 f"the {self.backend} backend does not compute on {self.device}", param="device"
             )
-        if self.dtype != "auto" and self.backend != "torch":
+        on_torch = self.backend == "torch" or self.device in ("cuda", "mps")
+        if self.dtype != "auto" and not on_torch:
             raise RequestError("dtype is an option of the torch backend", param="dtype")
+        if self.fast and (
+            self.backend in ("cpu", "reference") or self.device not in ("auto", "cuda")
+        ):
+            raise RequestError("fast is an option of the device cuda", param="fast")
 
     def _check_ranks(self) -> None:
         if self.ranks == 1:

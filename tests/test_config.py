@@ -68,6 +68,13 @@ def test_a_context_smaller_than_a_block_is_refused(size: int) -> None:
     assert EngineConfig(model=Path("m.gguf"), ctx_size=LEAST_CTX_SIZE).ctx_size == BLOCK_TOKENS
 
 
+@pytest.mark.parametrize("share", [0.0, -0.5, 1.01, float("nan")])
+def test_a_share_of_memory_that_is_none_is_refused(share: float) -> None:
+    with pytest.raises(RequestError, match="more than 0 and at most 1") as caught:
+        EngineConfig(model=Path("m.gguf"), gpu_memory_utilization=share)
+    assert caught.value.param == "gpu_memory_utilization"
+
+
 def test_threads_without_measure_are_refused() -> None:
     most = max(MOST_THREADS, os.cpu_count() or 1)
     assert EngineConfig(model=Path("m.gguf"), threads=most).threads == most

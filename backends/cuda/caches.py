@@ -10,7 +10,7 @@ import torch
 from localllm.backends.base import BLOCK_TOKENS
 from localllm.backends.cuda.kernels.paged import SCALE_GROUP, PagedCache
 from localllm.backends.program import KVGroup
-from localllm.errors import ModelError
+from localllm.errors import RequestError
 
 Q8_0 = torch.int8
 
@@ -42,16 +42,17 @@ class Caches:
 
 
 def block_bytes(group: KVGroup, dtype: torch.dtype) -> int:
-    """Over all layers of the group. ModelError where heads cannot be kept in that type."""
+    """Over all layers of the group. RequestError where heads cannot be kept in that type."""
     total = 0
     for layer in group.layers:
         elements = layer.kv_heads * (layer.key_dim + layer.value_dim)
         total += elements * dtype.itemsize
         if dtype == Q8_0:
             if layer.key_dim % SCALE_GROUP or layer.value_dim % SCALE_GROUP:
-                raise ModelError(
-                    f"heads of {layer.key_dim} and {layer.value_dim} dimensions cannot be kept as "
-                    f"q8_0: it needs multiples of {SCALE_GROUP}"
+                raise RequestError(
+                    f"heads of {layer.key_dim} and {layer.value_dim} dimensions cannot be kept in "
+                    f"q8_0, which has a scale for {SCALE_GROUP}",
+                    param="kv_cache_dtype",
                 )
             total += elements // SCALE_GROUP * torch.float16.itemsize
     return BLOCK_TOKENS * total

@@ -99,6 +99,22 @@ KVCacheDtype = Annotated[
         "half the memory of 16 bits. auto: as --dtype."
     ),
 ]
+GpuMemoryUtilization = Annotated[
+    float,
+    typer.Option(
+        min=0.01,
+        max=1.0,
+        metavar="SHARE",
+        help="Share of an NVIDIA GPU's memory that weights, buffers and contexts may fill.",
+    ),
+]
+Fast = Annotated[
+    bool,
+    typer.Option(
+        "--fast",
+        help="CUDA: faster with large batches, but an answer may then depend on who shares them.",
+    ),
+]
 TensorParallelSize = Annotated[
     int,
     typer.Option(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from collections.abc import Callable
@@ -14,11 +15,13 @@ from localllm.engine.meter import StepMeter
 from localllm.engine.preparation import Preparation, needs_aids
 from localllm.engine.runner import Runner
 from localllm.engine.scheduler import Scheduler
-from localllm.engine.sequence import Plan
+from localllm.engine.sequence import Plan, StepResult
 from localllm.engine.vocabulary import Vocabulary
-from localllm.errors import RequestError
+from localllm.errors import DeviceOutOfMemoryError, RequestError
 
 _PATIENCE_SECONDS = 0.1  # after which the caller may look for other messages
+
+_log = logging.getLogger(__name__)
 
 
 class EngineCore:
@@ -83,7 +86,8 @@ class EngineCore:
         plan = self._scheduler.schedule()
         starts = _mark_starts(plan, began)
         scheduled = time.monotonic()
-        result = self._runner.run(plan)
+        result = self._run(plan)
+        plan = result.plan
         ran = time.monotonic()
         news = self._scheduler.update(result)
         if plan.chunks:
@@ -91,6 +95,16 @@ class EngineCore:
             times = (began, scheduled, ran, time.monotonic())
             self._meter.add(tokens, *(b - a for a, b in pairwise(times)))
         return StepResults((*starts, *news), self.stats)
+
+    def _run(self, plan: Plan) -> StepResult:
+        """Of as many of the plan's sequences as the device has memory for."""
+        while True:
+            try:
+                return self._runner.run(plan)
+            except DeviceOutOfMemoryError as error:
+                reason = f"the device is out of memory: {error}"
+            _log.warning("a step of %d sequences failed: %s", len(plan.chunks), reason)
+            plan = self._scheduler.shrink(plan, reason)
 
     def _add_prepared(self) -> None:
         """Waits for them when there is nothing else to do."""

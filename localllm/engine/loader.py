@@ -126,8 +126,10 @@ def _plan(
         chunk=limits.tokens,
     )
     asked = config.kv_cache_memory
-    budget = kv_budget(backend.memory(), backend.workspace_bytes(program, limits), asked)
-    return plan_kv(needs, budget, whole=asked is not None)
+    workspace = backend.workspace_bytes(program, limits)  # which may leave more in memory
+    memory = backend.memory()
+    budget = kv_budget(memory, workspace, asked, config.gpu_memory_utilization)
+    return plan_kv(needs, budget, whole=asked is not None or memory.dedicated)
 
 
 def _make_scheduler(

@@ -76,20 +76,27 @@ def plan_kv(needs: KVNeeds, budget: int, *, whole: bool) -> KVPlan:
     )
 
 
-def kv_budget(memory: MemoryInfo, workspace: int, asked: int | None) -> int:
+def kv_budget(
+    memory: MemoryInfo, workspace: int, asked: int | None, utilization: float = 1.0
+) -> int:
     """Bytes for the KV cache, with the weights in memory and `workspace` bytes still to come.
 
     Without a wish: half of what is then available, less a reserve for the rest of the machine
-    (which shrinks where there is hardly more than that). A wish or a workspace that does not fit
+    (which shrinks where there is hardly more than that). Of a device's own memory: all, but for
+    what `utilization`, a share of the total, leaves free. A wish or a workspace that does not fit
     raises InsufficientMemoryError.
     """
-    left = memory.available - workspace
+    free = int(memory.total * (1 - utilization)) if memory.dedicated else 0
+    left = memory.available - free - workspace
     if left < 0:
         raise InsufficientMemoryError(
-            f"The buffers of a step need {megabytes(workspace)}; {megabytes(memory.available)} of "
-            f"{megabytes(memory.total)} are available beside the weights. They take less with a "
-            "smaller max_num_batched_tokens or max_num_seqs"
+            f"The buffers of a step need {megabytes(workspace)}; "
+            f"{megabytes(max(0, memory.available - free))} of {megabytes(memory.total)} are "
+            "available beside the weights. They take less with a smaller max_num_batched_tokens "
+            "or max_num_seqs"
         )
+    if asked is None and memory.dedicated:
+        return left
     if asked is None:
         reserve = min(max(memory.total // 16, _SMALLEST_RESERVE), _LARGEST_RESERVE)
         return (left - min(reserve, left // 2)) // 2

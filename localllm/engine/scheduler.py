@@ -41,7 +41,7 @@ class Scheduler:
 
     When the pool is full the last of the running ones gives up its blocks and waits again, so the
     first always makes progress. `add`, `cancel`, `schedule` and `update` are called in turn by one
-    thread; between `schedule` and `update` nothing else is.
+    thread; between `schedule` and `update` nothing else is but `shrink`.
     """
 
     def __init__(self, kv: KVManager, budget: StepBudget, admission: Admission) -> None:
@@ -92,6 +92,21 @@ class Scheduler:
         if self._waiting and self._counts.preemptions == preemptions:
             self._schedule_waiting(step)
         return Plan(tuple(step.chunks))
+
+    def shrink(self, plan: Plan, reason: str) -> Plan:
+        """A plan that takes less of the device's memory, which did not hold this one's step.
+
+        The last of its sequences gives up its blocks and waits again; one that is alone ends with
+        the reason as its error.
+        """
+        last = max((chunk.sequence for chunk in plan.chunks), key=_order)
+        if len(plan.chunks) == 1:
+            self._drop(last)
+            self.tell(SequenceNews(last.id, finish_reason="error", error=reason))
+        else:
+            self._running.remove(last)
+            self._preempt(last)
+        return Plan(tuple(chunk for chunk in plan.chunks if chunk.sequence is not last))
 
     def update(self, result: StepResult) -> list[SequenceNews]:
         """Books what a step computed; what has finished has freed its memory on return."""

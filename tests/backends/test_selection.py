@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -47,6 +49,38 @@ def test_cuda_goes_before_mps_before_the_cpu(monkeypatch: pytest.MonkeyPatch) ->
         assert selection._best_device("auto")[0] == device
 
 
+@pytest.mark.parametrize("triton", [True, False])
+def test_cuda_has_its_own_kernels_where_triton_is(
+    monkeypatch: pytest.MonkeyPatch, triton: bool
+) -> None:
+    made: list[tuple[object, ...]] = []
+
+    class Backend:
+        def __init__(self, *args: object, **_: object) -> None:
+            made.append(args)
+
+        def close(self) -> None:
+            pass
+
+    modules = ("localllm.backends.cuda.backend", "localllm.backends.torch_common.backend")
+    for module, name in zip(modules, ("CudaBackend", "TorchBackend"), strict=True):
+        monkeypatch.setitem(sys.modules, module, SimpleNamespace(**{name: Backend}))
+    pretend(monkeypatch, nvidia=True, apple=False, torch=True)
+    monkeypatch.setattr(selection, "_trouble_with", lambda _: None)
+    monkeypatch.setattr(selection, "_has_triton", lambda: triton)
+    chosen = select(fast=triton)
+    assert made == [("bfloat16", "cuda", True, "auto") if triton else ("cuda", "bfloat16", 1)]
+    assert ("Triton is not installed" in chosen.why) != triton
+
+
+def test_fast_is_refused_with_the_reason_where_auto_takes_the_cpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pretend(monkeypatch, nvidia=False, apple=False, torch=True)
+    with pytest.raises(RequestError, match="no NVIDIA or Apple GPU was found"):
+        select(fast=True)
+
+
 @pytest.mark.parametrize("options", [{"backend": "torch"}, {"device": "cuda"}, {"device": "mps"}])
 def test_without_torch_the_error_says_how_to_get_it(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, str]
@@ -64,6 +98,8 @@ def test_without_torch_the_error_says_how_to_get_it(
         ({"backend": "torch", "dtype": "int3"}, "dtype"),
         ({"dtype": "bfloat16"}, "dtype"),
         ({"backend": "cpu", "device": "cuda"}, "device"),
+        ({"backend": "cpu", "fast": True}, "fast"),
+        ({"backend": "torch", "device": "cpu", "fast": True}, "fast"),
         ({"backend": "torch", "kv_cache_dtype": "q2_k"}, "kv_cache_dtype"),
         ({"device": "cpu", "kv_cache_dtype": "q8_0"}, "kv_cache_dtype"),
         ({"backend": "cpu", "kv_cache_dtype": "q8_0"}, "kv_cache_dtype"),

@@ -10,8 +10,10 @@ from functools import cache
 import numpy as np
 import pytest
 
+from localllm.backends.base import Batch
 from localllm.engine.core import EngineCore
 from localllm.engine.messages import Submit
+from localllm.errors import DeviceOutOfMemoryError
 from localllm.sampling_params import SamplingParams
 from tests.engine.fakes import CONTEXT, VOCAB, expected_row, fake_core, run, tokens_of
 
@@ -68,6 +70,57 @@ def test_a_small_pool_does_preempt() -> None:
     core = fake_core(spare_blocks=2)
     run(core, *(submit(f"s{i}", prompt) for i, prompt in enumerate(prompts(16))))
     assert core.stats.alloc_failures >= core.stats.preemptions > 0
+
+
+def short_of_memory(core: EngineCore, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """The device then finds, when it has stored what is new, no memory for over `most` tokens."""
+    step = core._runner._step
+    submit_one = step.submit
+
+    def submit_some(batch: Batch) -> None:
+        submit_one(batch)
+        if batch.ids.size > most:
+            raise DeviceOutOfMemoryError("no 2.00 GiB left")
+
+    monkeypatch.setattr(step, "submit", submit_some)
+
+
+@pytest.mark.parametrize("windows", [(None,), (None, 24)])
+def test_a_device_without_memory_takes_fewer_sequences_a_step(
+    windows: tuple[int | None, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = [submit(f"s{i}", prompt) for i, prompt in enumerate(prompts(16))]
+    core = fake_core(windows, tokens=20)
+    short_of_memory(core, monkeypatch, most=20 - 3)
+    for request in requests:
+        core.add(request)
+    answers: dict[str, list[int]] = {request.sequence_id: [] for request in requests}
+    errors: set[str | None] = set()
+    while core.has_work:
+        for one in core.step().news:
+            answers[one.sequence_id] += one.tokens
+            errors.add(one.error)
+        core.check_integrity()
+    assert core.stats.preemptions > 0
+    assert errors == {None, "the device is out of memory: no 2.00 GiB left"}
+    whole = answers_alone(windows)
+    served = {name: answer for name, answer in answers.items() if answer}
+    assert served == {name: whole[name] for name in served}
+    assert len(served) > 8
+
+
+def test_a_step_of_one_sequence_that_finds_no_memory_ends_it_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    core = fake_core(tokens=64)
+    short_of_memory(core, monkeypatch, most=40)
+    news = run(core, submit("long", tuple(range(2, 48))), submit("short", (5, 6)))
+    assert [(one.finish_reason, one.error) for one in news["long"]] == [
+        ("error", "the device is out of memory: no 2.00 GiB left")
+    ]
+    assert news["short"][-1].error is None
+    assert tokens_of(news["short"]) == tokens_of(run(fake_core(), submit("a", (5, 6)))["a"])
+    core.check_integrity()
 
 
 def test_a_second_turn_finds_the_first_one_in_window_groups_too() -> None:

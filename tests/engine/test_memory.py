@@ -101,6 +101,17 @@ def test_buffers_beyond_the_memory_are_refused_with_what_decides_them(asked: int
         kv_budget(MemoryInfo(16 * GB, GB), workspace=2 * GB, asked=asked)
 
 
+def test_of_a_gpu_only_what_utilization_says_stays_free() -> None:
+    memory = MemoryInfo(total=80 * GB, available=60 * GB, dedicated=True)
+    assert kv_budget(memory, workspace=GB, asked=None, utilization=0.75) == 39 * GB
+    assert kv_budget(memory, workspace=GB, asked=None, utilization=1.0) == 59 * GB
+    assert kv_budget(memory, workspace=GB, asked=39 * GB, utilization=0.75) == 39 * GB
+    with pytest.raises(InsufficientMemoryError, match="39,000 MB of 80,000 MB"):
+        kv_budget(memory, workspace=GB, asked=40 * GB, utilization=0.75)
+    with pytest.raises(InsufficientMemoryError, match="50,000 MB; 40,000 MB of 80,000 MB"):
+        kv_budget(memory, workspace=50 * GB, asked=None, utilization=0.75)
+
+
 def test_a_wish_is_granted_or_refused_with_numbers() -> None:
     memory = MemoryInfo(total=16 * GB, available=9 * GB)
     assert kv_budget(memory, workspace=GB, asked=8 * GB) == 8 * GB
