@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from localllm.backends.base import BLOCK_TOKENS, Batch, Int32Array, SamplingArrays, StepLimits
 from localllm.backends.cpu.batch_check import check
@@ -111,9 +112,12 @@ class CudaStep:
         tokens: Int32Array = self._tokens[: batch.logit_rows.size].numpy().copy()
         return tokens
 
+    def device_logits(self) -> Tensor:
+        """Those of the step last submitted, where they are computed; the next overwrites them."""
+        return self._lowering.kept.logits[: self._latest()[0].logit_rows.size]
+
     def logits(self) -> FloatArray:
-        rows = self._latest()[0].logit_rows.size
-        logits: FloatArray = self._lowering.kept.logits[:rows].cpu().numpy()
+        logits: FloatArray = self.device_logits().cpu().numpy()
         return logits.copy() if self._device.type == "cpu" else logits
 
     @torch.inference_mode()

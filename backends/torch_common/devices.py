@@ -17,3 +17,8 @@ def trouble_with(device: str) -> str | None:
         case "mps" if not torch.backends.mps.is_available():
             return "torch finds no Apple GPU that it can use"
     return None
+
+
+def gpu_count() -> int:
+    """NVIDIA GPUs that torch can compute on."""
+    return torch.cuda.device_count() if torch.version.cuda is not None else 0

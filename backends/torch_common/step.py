@@ -66,6 +66,10 @@ class TorchStep:
         rows: FloatArray = self._submitted()[0].cpu().numpy()
         return rows
 
+    def device_logits(self) -> Tensor:
+        """Those of the step last submitted, where they were computed."""
+        return self._submitted()[0]
+
     @torch.inference_mode()
     def trace(self, batch: Batch) -> list[FloatArray]:
         context = self._context(batch)
