@@ -6,15 +6,14 @@ FD is one end of a socket pair. The first message on it is the EngineConfig; the
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import select
-import signal
 import sys
 import traceback
 from multiprocessing.connection import Connection
 
+from localllm.child_process import tie_to_parent
 from localllm.config import EngineConfig
 from localllm.engine.core import EngineCore
 from localllm.engine.loader import load_engine
@@ -32,8 +31,6 @@ from localllm.errors import LocalLLMError, ModelError
 
 HEARTBEAT_SECONDS = 1.0
 _NAME = "localllm-engine"
-_PR_SET_PDEATHSIG = 1
-_PR_SET_NAME = 15
 
 
 class Line:
@@ -57,7 +54,7 @@ class Line:
 
 
 def main() -> None:
-    _tie_to_parent()
+    tie_to_parent(_NAME)
     logging.basicConfig(level=logging.WARNING, format=f"{_NAME}: %(message)s")
     line = Line(int(sys.argv[1]))
     try:
@@ -115,20 +112,6 @@ def _serve(core: EngineCore, line: Line) -> None:
         if core.has_work:
             line.send(core.step())
             checked = False
-
-
-def _tie_to_parent() -> None:
-    """Signals that end the parent in an orderly way are its business; its death is ours.
-
-    On Linux the kernel kills this process when the thread that started it ends, even in the middle
-    of a step; elsewhere the closed line is noticed after it.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if sys.platform == "linux":
-        libc = ctypes.CDLL(None)
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        libc.prctl(_PR_SET_NAME, _NAME.encode(), 0, 0, 0)
 
 
 if __name__ == "__main__":
