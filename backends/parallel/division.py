@@ -7,7 +7,6 @@ by all ranks alike.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import lcm
@@ -20,7 +19,6 @@ from localllm.gguf import Tensor
 from localllm.gguf.blocks import block_size
 
 _ROWS = 32  # that rows of single matrices are cut by, where there are enough
-_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -32,6 +30,7 @@ class Division:
     summed: dict[Value, list[Interval]] = field(default_factory=dict)  # Linear and Moe: columns
     gathered: dict[Value, list[Interval]] = field(default_factory=dict)  # inputs of Linear
     rows: dict[Value, list[Interval]] = field(default_factory=dict)  # Linear and Embed
+    whole: list[str] = field(default_factory=list)  # weights that nothing divides
 
 
 def check_ranks(program: Program, ranks: int) -> None:
@@ -58,7 +57,6 @@ class _Finder:
         self._program, self._tensors, self._division = program, tensors, division
         self._ranks = division.ranks
         self._flow = Flow(program)
-        self._whole: list[str] = []  # weights that every rank has all of
 
     def find(self) -> None:
         for end in _ends(self._program):
@@ -74,14 +72,12 @@ class _Finder:
                         self._divide_rows(op, op.out.width)
                 case _:
                     pass
-        self._report()
 
     def _divide_region(self, end: Linear) -> None:
         for columns, gathers in self._ways(end):
             try:
                 regions = [self._flow.region(end, share) for share in columns]
-            except IndivisibleError as reason:
-                _log.debug("%s: %s", end.weights[0], reason)
+            except IndivisibleError:
                 continue
             for own, region in zip(self._division.regions, regions, strict=True):
                 own |= region
@@ -109,7 +105,7 @@ class _Finder:
         if columns:
             self._division.summed[op.out] = columns
         else:
-            self._whole += [op.gate, op.up, op.down]
+            self._division.whole += [op.gate, op.up, op.down]
 
     def _divide_rows(self, op: Linear | Embed, rows: int) -> None:
         grain = _ROWS
@@ -119,7 +115,7 @@ class _Finder:
         if found:
             self._division.rows[op.out] = found
         else:
-            self._whole += op.weights if isinstance(op, Linear) else [op.weight]
+            self._division.whole += op.weights if isinstance(op, Linear) else [op.weight]
 
     def _is_divided(self, op: Op) -> bool:
         return op.out in self._division.summed or op.out.buffer in self._division.regions[0]
@@ -129,16 +125,6 @@ class _Finder:
 
     def _block(self, *weights: str) -> int:
         return lcm(*(block_size(self._tensors[name].type) for name in weights))
-
-    def _report(self) -> None:
-        if self._whole:
-            others = f" and {len(self._whole) - 1} more" if len(self._whole) > 1 else ""
-            _log.info(
-                "%s%s cannot be divided among %d ranks: each has all of it",
-                self._whole[0],
-                others,
-                self._ranks,
-            )
 
 
 def _ends(program: Program) -> list[Linear]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from localllm.backends.parallel.division import check_ranks, find_division
@@ -11,6 +12,8 @@ from localllm.backends.parallel.stages import split
 from localllm.backends.parallel.tensor_rank import part_of
 from localllm.backends.program import Program
 from localllm.gguf import Tensor
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -26,8 +29,18 @@ def divide(
 ) -> list[list[Piece]]:
     """Pieces by stage and tensor rank; a RequestError where the model has not so many parts."""
     check_ranks(program, tensor_ranks)
+    parts = split(program, tensors, stages)
+    divisions = [find_division(part, tensors, tensor_ranks) for part in parts]
+    _report_whole([name for division in divisions for name in division.whole], tensor_ranks)
     return [
         [Piece(*part_of(part, division, rank)) for rank in range(tensor_ranks)]
-        for part in split(program, tensors, stages)
-        for division in [find_division(part, tensors, tensor_ranks)]
+        for part, division in zip(parts, divisions, strict=True)
     ]
+
+
+def _report_whole(names: Sequence[str], ranks: int) -> None:
+    if names:
+        more = len(set(names)) - 1
+        others = f" and {more} more" if more else ""
+        text = f"{names[0]}{others} cannot be divided among {ranks} ranks: each has all of it"
+        _log.info(text)
