@@ -30,6 +30,7 @@ from localllm.cli.common import (
     Threads,
     errors_in_one_line,
     find_model,
+    follow_rank_0,
     log_to_stderr,
 )
 from localllm.config import EngineConfig
@@ -107,6 +108,7 @@ def bench(
             max_num_batched_tokens=work.step_tokens,
             prefix_cache=False,
         )
+        follow_rank_0(config)
         result = asyncio.run(_measure(config, work, reps))
         print(json.dumps(result.as_dict()) if as_json else result.as_text())
 

@@ -26,6 +26,7 @@ from localllm.cli.common import (
     Threads,
     errors_in_one_line,
     find_model,
+    follow_rank_0,
     log_to_stderr,
 )
 from localllm.config import EngineConfig
@@ -78,6 +79,7 @@ def chat(
             ctx_size=ctx_size,
             max_num_seqs=1,
         )
+        follow_rank_0(config)
         params = SamplingParams(temperature=temperature, seed=seed)
         with open_conversation(config, params, system) as conversation:
             talk(conversation)

@@ -14,7 +14,7 @@ from typing import Annotated, Final
 
 import typer
 
-from localllm.config import LEAST_CTX_SIZE, parse_size
+from localllm.config import LEAST_CTX_SIZE, EngineConfig, parse_size
 from localllm.errors import LocalLLMError, RequestError
 
 INTERRUPTED: Final = 130  # 128 + SIGINT, as shells report it
@@ -160,6 +160,19 @@ def log_to_stderr(debug: bool) -> None:
     logger = logging.getLogger("localllm")
     logger.addHandler(handler)
     logger.setLevel(logging.DEBUG if debug else logging.INFO)
+
+
+def follow_rank_0(config: EngineConfig) -> None:
+    """Returns, unless torchrun started this process as another rank than 0: that ends here."""
+    if config.ranks == 1:
+        return
+    from localllm.backends.parallel.torchrun import Torchrun
+
+    torchrun = Torchrun.find(config)
+    if torchrun is not None and torchrun.rank > 0:
+        from localllm.backends.parallel.worker import follow
+
+        follow(torchrun, config.model)
 
 
 @contextmanager

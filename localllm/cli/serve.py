@@ -29,6 +29,7 @@ from localllm.cli.common import (
     Threads,
     errors_in_one_line,
     find_model,
+    follow_rank_0,
     log_to_stderr,
     size_option,
 )
@@ -186,6 +187,7 @@ def serve(
             kv_cache_memory=kv_cache_memory,
             prefix_cache=not no_prefix_cache,
         )
+        follow_rank_0(engine)
         http = HttpConfig(
             host=host,
             port=port,

@@ -1,6 +1,6 @@
 """What crosses the line between the process that serves and the one that computes.
 
-Client to engine: Submit, Cancel, Stop. Engine to client: Loading, Ready, StepResults, Fatal.
+Client to engine: Submit, Cancel, Stop. Engine to client: Loading, Ready, StepResults, Fatal, Crash.
 All are small, picklable and immutable; one StepResults per step carries every sequence's news.
 """
 
@@ -149,5 +149,12 @@ class Fatal:
     message: str
 
 
+@dataclass(frozen=True)
+class Crash:
+    """The last words of an engine that cannot go on; a new one may."""
+
+    reason: str
+
+
 ToEngine: TypeAlias = Submit | Cancel | Stop
-FromEngine: TypeAlias = Loading | Ready | StepResults | Fatal
+FromEngine: TypeAlias = Loading | Ready | StepResults | Fatal | Crash

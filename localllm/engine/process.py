@@ -19,6 +19,7 @@ from localllm.engine.core import EngineCore
 from localllm.engine.loader import load_engine
 from localllm.engine.messages import (
     Cancel,
+    Crash,
     Fatal,
     FromEngine,
     Loading,
@@ -27,7 +28,7 @@ from localllm.engine.messages import (
     Submit,
     ToEngine,
 )
-from localllm.errors import LocalLLMError, ModelError
+from localllm.errors import EngineError, LocalLLMError, ModelError
 
 HEARTBEAT_SECONDS = 1.0
 _NAME = "localllm-engine"
@@ -65,6 +66,9 @@ def main() -> None:
             core.close()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         os._exit(0)  # nobody is left to tell, or to wait for threads
+    except EngineError as error:
+        line.send(Crash(str(error)))
+        os._exit(1)  # what is lost may be waited for for ever
 
 
 def _load(config: EngineConfig, line: Line) -> EngineCore | None:

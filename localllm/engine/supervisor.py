@@ -15,6 +15,7 @@ from localllm.config import EngineConfig
 from localllm.engine.admission import Admission
 from localllm.engine.messages import (
     Cancel,
+    Crash,
     EngineStats,
     Fatal,
     FromEngine,
@@ -145,7 +146,10 @@ class Supervisor:
         try:
             while True:
                 if process.connection.poll(_CHECK_SECONDS):
-                    self._take(process.connection.recv(), process)
+                    message = process.connection.recv()
+                    if isinstance(message, Crash):
+                        return f"{process.name} gave up: {message.reason}"
+                    self._take(message, process)
                 elif self._writer is not None and self.heartbeat_age > self._hang_seconds:
                     return f"{process.name} did not answer for {self._hang_seconds:g} s"
         except (EOFError, OSError):
