@@ -85,9 +85,12 @@ def _ranks(config: EngineConfig) -> Selection:
             "on the CPU",
             param="device",
         )
-    from localllm.backends.parallel.backend import ParallelBackend
+    from localllm.backends.parallel.spawn import start_ranks
 
-    return Selection(ParallelBackend.start(config, device, torchrun), "")
+    links = [] if torchrun else start_ranks(config.ranks)
+    from localllm.backends.parallel.backend import ParallelBackend  # slow, while the others start
+
+    return Selection(ParallelBackend.lead(config, device, links, torchrun), "")
 
 
 def torch_backend(

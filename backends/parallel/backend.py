@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from localllm.backends.base import MemoryInfo, ProgressFn, StepLimits
+from localllm.backends.parallel.arrivals import await_ranks
 from localllm.backends.parallel.crew import Crew
 from localllm.backends.parallel.distributed import RankCommunicator, library
+from localllm.backends.parallel.links import Link
 from localllm.backends.parallel.memory import RankMemory, all_memory, check_parts_fit
 from localllm.backends.parallel.messages import (
     Compile,
@@ -24,7 +26,6 @@ from localllm.backends.parallel.places import device_of, make_backend
 from localllm.backends.parallel.ranks import Ranks
 from localllm.backends.parallel.shard import Piece, divide
 from localllm.backends.parallel.slices import sliced
-from localllm.backends.parallel.spawn import await_ranks, start_ranks
 from localllm.backends.parallel.stage import Stage
 from localllm.backends.parallel.step import ParallelStep
 from localllm.backends.parallel.stores import Store, found_store, keep_to_this_machine, store_of
@@ -84,18 +85,20 @@ class ParallelBackend:
         self._own.comm = self._comm
 
     @classmethod
-    def start(cls, config: EngineConfig, device: str, torchrun: Torchrun | None) -> Self:
-        """Starts the other ranks on this machine, or meets those that torchrun has started.
-
-        To be called by a thread that lives as long as the ranks shall.
-        """
+    def lead(
+        cls,
+        config: EngineConfig,
+        device: str,
+        links: Sequence[Link],
+        torchrun: Torchrun | None,
+    ) -> Self:
+        """With the ranks at these `links`, or those that torchrun has started."""
         port: int | None = None
         store: Store
         if torchrun is None:
             keep_to_this_machine()
             founded = found_store(config.ranks)
             store, port = founded, founded.port
-            links = start_ranks(config.ranks)
         elif torchrun.rank == 0:
             store = store_of(None)
             links = await_ranks(store, config.ranks)

@@ -13,42 +13,25 @@ import sys
 import threading
 import traceback
 from contextlib import suppress
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
-from localllm.backends.parallel.messages import (
-    Answer,
-    Compile,
-    Done,
-    Failed,
-    Hello,
-    Join,
-    Load,
-    Order,
-    Run,
-    Setup,
-    Stop,
-    TellMemory,
-    TellWorkspace,
-    WarmUp,
-)
+from localllm.backends.parallel.messages import Answer, Done, Failed, Hello, Order, Run, Setup, Stop
 from localllm.child_process import tie_to_parent
 from localllm.errors import LocalLLMError
 
 if TYPE_CHECKING:
-    from localllm.backends.parallel.distributed import RankCommunicator
-    from localllm.backends.parallel.shard import Piece
-    from localllm.backends.parallel.stage import Stage
-    from localllm.backends.parallel.stores import Store
+    from localllm.backends.parallel.rank import Place
     from localllm.backends.parallel.torchrun import Torchrun
 
 _NAME = "localllm-rank"
 _FAILED = 1
 
 ToRank0: TypeAlias = "Connection[Answer, Order]"
+
+_log = logging.getLogger(__name__)
 
 
 def main() -> None:
@@ -59,7 +42,8 @@ def main() -> None:
 
 def follow(torchrun: Torchrun, model: Path) -> NoReturn:
     """Makes this process, which somebody else has started, the rank that it was started as."""
-    from localllm.backends.parallel.spawn import arrive
+    from localllm.backends.parallel.arrivals import arrive
+    from localllm.backends.parallel.rank import Place
     from localllm.backends.parallel.stores import store_of
 
     store = store_of(None)
@@ -71,6 +55,8 @@ def work(connection: ToRank0, place: Place | None = None) -> NoReturn:
     """`place` is None where rank 0 has started the process."""
     orders = Orders(connection)
     try:
+        from localllm.backends.parallel.rank import Place, Rank  # slow, with rank 0 watched already
+
         setup = orders.next()
         assert isinstance(setup, Setup)
         rank = Rank(setup, place or Place.beside_rank_0(setup))
@@ -80,29 +66,14 @@ def work(connection: ToRank0, place: Place | None = None) -> NoReturn:
             if not isinstance(order, Run):
                 connection.send(Done(answer))
     except Exception as error:
-        if not isinstance(error, LocalLLMError):
+        if isinstance(error, LocalLLMError):
+            _log.info("%s", error)
+        else:
             traceback.print_exc()
         with suppress(OSError):
             connection.send(Failed.of(error))
         os._exit(_FAILED)
     os._exit(0)  # nobody waits for what a library does at the end
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a rank is: which one of its machine, the model's file there, and where ranks meet."""
-
-    local_rank: int
-    local_ranks: int
-    model: Path
-    store: Store
-
-    @classmethod
-    def beside_rank_0(cls, setup: Setup) -> Place:
-        from localllm.backends.parallel.stores import store_of
-
-        store = store_of(setup.store_port)
-        return cls(setup.rank, setup.ranks.count, setup.config.model, store)
 
 
 class Orders:
@@ -124,88 +95,12 @@ class Orders:
             try:
                 order = self._connection.recv()
             except (EOFError, OSError):
+                _log.info("rank 0 is gone")
                 os._exit(_FAILED)
             except Exception as error:  # of what the bytes stand for
                 self._orders.put(error)
             else:
                 self._orders.put(order)
-
-
-class Rank:
-    """What a rank has: its device, its part of the model, its stage."""
-
-    def __init__(self, setup: Setup, place: Place) -> None:
-        from localllm.backends.parallel.places import make_backend
-
-        self._setup = setup
-        self._place = place
-        self._backend = make_backend(
-            setup.config, setup.device, place.local_rank, place.local_ranks
-        )
-        self._comm: RankCommunicator
-        self._piece: Piece
-        self._weights: Any
-        self._stage: Stage
-
-    def obey(self, order: Order) -> object:
-        """Returns the answer."""
-        match order:
-            case Run(plan):
-                self._run(plan)
-            case Join():
-                self._join()
-            case TellMemory():
-                return self._backend.memory()
-            case Load(piece):
-                self._load(piece)
-            case TellWorkspace(limits):
-                taken = self._backend.workspace_bytes(self._piece.program, limits)
-                self._comm.flush()
-                return taken
-            case Compile():
-                self._compile(order)
-            case WarmUp():
-                self._stage.step.warmup()
-                self._comm.flush()
-            case Setup() | Stop():
-                raise ValueError(f"{order} comes out of turn")
-        return None
-
-    def _join(self) -> None:
-        from localllm.backends.parallel.distributed import RankCommunicator
-        from localllm.backends.parallel.places import device_of
-
-        device = device_of(self._setup.device, self._place.local_rank)
-        self._comm = RankCommunicator(
-            self._setup.ranks, self._setup.rank, self._place.store, device
-        )
-        self._backend.comm = self._comm
-
-    def _load(self, piece: Piece) -> None:
-        from localllm.backends.parallel.slices import sliced
-        from localllm.gguf import GGUFFile
-
-        self._piece = piece
-        with GGUFFile.open(self._place.model) as file:
-            tensors = sliced(file.tensors, piece.slices)
-            self._weights = self._backend.load(piece.program, tensors, _ignore)
-
-    def _compile(self, order: Compile) -> None:
-        from localllm.backends.parallel.stage import Stage
-
-        setup, program = self._setup, order.program
-        kv = self._backend.alloc_kv(program.kv_groups, order.n_blocks)
-        step = self._backend.compile(program, self._weights, kv, order.limits, _ignore)
-        self._stage = Stage(step, self._comm, setup.ranks, setup.rank, setup.device)
-
-    def _run(self, plan: bytes) -> None:
-        from localllm.backends.parallel.wire import unpack
-
-        self._stage.run(unpack(plan))
-
-
-def _ignore(_line: str) -> None:
-    """Rank 0 says the same."""
 
 
 if __name__ == "__main__":
