@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -24,7 +25,7 @@ def _started(rank: int) -> Link:
         popen = subprocess.Popen(
             [
                 *(sys.executable, "-P", "-m", "localllm.backends.parallel.worker"),
-                str(theirs.fileno()),
+                *(str(theirs.fileno()), str(os.getpid())),
             ],
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],

@@ -1,7 +1,7 @@
-"""The process of a rank but 0: `python -m localllm.backends.parallel.worker FD`.
+"""The process of a rank but 0: `python -m localllm.backends.parallel.worker FD RANK_0`.
 
-FD is one end of a socket pair, whose other end rank 0 has. The process does as it is told until it
-is told to stop; it ends at once when rank 0 does, and when it cannot do something.
+FD is one end of a socket pair, whose other end the process RANK_0 has. This one does as it is told
+until it is told to stop; it ends at once when rank 0 does, and when it cannot do something.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 
 def main() -> None:
-    tie_to_parent(_NAME)
+    tie_to_parent(_NAME, int(sys.argv[2]))
     logging.basicConfig(level=logging.WARNING, format=f"{_NAME}: %(message)s")
     work(Connection(int(sys.argv[1])))
 
@@ -91,10 +91,13 @@ class Orders:
         return order
 
     def _read(self) -> None:
+        order: Order | None = None
         while True:
             try:
                 order = self._connection.recv()
             except (EOFError, OSError):
+                if isinstance(order, Stop):
+                    os._exit(0)
                 _log.info("rank 0 is gone")
                 os._exit(_FAILED)
             except Exception as error:  # of what the bytes stand for

@@ -1,7 +1,7 @@
-"""The engine's own process: `python -m localllm.engine.process FD`.
+"""The engine's own process: `python -m localllm.engine.process FD PARENT`.
 
-FD is one end of a socket pair. The first message on it is the EngineConfig; then the ones of
-`messages` go both ways. The process ends with its parent.
+FD is one end of a socket pair, PARENT the process that has the other. The first message on it is
+the EngineConfig; then the ones of `messages` go both ways. The process ends with its parent.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Line:
 
 
 def main() -> None:
-    tie_to_parent(_NAME)
+    tie_to_parent(_NAME, int(sys.argv[2]))
     logging.basicConfig(level=logging.WARNING, format=f"{_NAME}: %(message)s")
     line = Line(int(sys.argv[1]))
     try:

@@ -56,7 +56,10 @@ def start_process(config: EngineConfig) -> EngineProcess:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         popen = subprocess.Popen(
-            [sys.executable, "-P", "-m", "localllm.engine.process", str(theirs.fileno())],
+            [
+                *(sys.executable, "-P", "-m", "localllm.engine.process"),
+                *(str(theirs.fileno()), str(os.getpid())),
+            ],
             stdin=subprocess.DEVNULL,
             stdout=_stderr(),
             pass_fds=[theirs.fileno()],
