@@ -38,7 +38,7 @@ from localllm.backends.torch_common.arithmetic import linear
 from localllm.backends.torch_common.attention import Plan, attention
 from localllm.backends.torch_common.kv_cache import LayerCache
 from localllm.backends.torch_common.target import Target
-from localllm.backends.torch_common.weights import Weights
+from localllm.backends.torch_common.weights import Matrix, Weights
 
 
 @dataclass
@@ -168,6 +168,10 @@ class Lowering:
             c.read(op.x), weight, bias, eps=op.eps, kind=op.kind, group=op.group
         )
 
+    def product(self, x: Tensor, matrix: Matrix) -> Tensor:
+        """An `ops.Product`."""
+        return linear(self.target, x, matrix)
+
     def linear(self, op: Linear) -> Closure:
         matrices = [self.weights.matrices[name] for name in op.weights]
         biases = [self.weights.vector(name) for name in op.biases]
@@ -175,7 +179,7 @@ class Lowering:
         def run(c: Context) -> Tensor:
             x, parts = c.read(op.x), []
             for matrix, bias in zip(matrices, biases, strict=True):
-                part = linear(self.target, x, matrix)
+                part = self.product(x, matrix)
                 parts.append(part if bias is None else part + bias)
             return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
@@ -212,4 +216,4 @@ class Lowering:
 
     def moe(self, op: Moe) -> Closure:
         gate, up, down = (self.weights.matrices[n] for n in (op.gate, op.up, op.down))
-        return lambda c: ops.moe(self.target, op, c.read(op.x), c.read(op.logits), gate, up, down)
+        return lambda c: ops.moe(self.product, op, c.read(op.x), c.read(op.logits), gate, up, down)

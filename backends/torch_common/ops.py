@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from collections.abc import Callable
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
 from localllm.backends.program import ActivationName, Moe, RopeTable
-from localllm.backends.torch_common.arithmetic import elementwise, linear, ordered_sum, softmax
+from localllm.backends.torch_common.arithmetic import elementwise, ordered_sum, softmax
 from localllm.backends.torch_common.target import Target
 from localllm.backends.torch_common.weights import Matrix
+
+Product: TypeAlias = Callable[[Tensor, Matrix], Tensor]
+"""x @ weight.T of float32 rows, in float32; a row's bits do not depend on the others."""
 
 
 def norm(
@@ -91,7 +95,7 @@ def position_factors(
 
 
 def moe(
-    target: Target, op: Moe, x: Tensor, logits: Tensor, gate: Matrix, up: Matrix, down: Matrix
+    product: Product, op: Moe, x: Tensor, logits: Tensor, gate: Matrix, up: Matrix, down: Matrix
 ) -> Tensor:
     shares = softmax(logits) if op.gating == "softmax" else sigmoid(logits)
     falling, order = torch.sort(shares, dim=1, descending=True, stable=True)
@@ -104,10 +108,8 @@ def moe(
     for expert in sorted(set(slots.tolist())):
         places = torch.nonzero(slots == expert).flatten().to(x.device)
         h = x.index_select(0, places // op.used)
-        h = activate(linear(target, h, gate.expert(expert)), op.act) * linear(
-            target, h, up.expert(expert)
-        )
-        answers[places] = linear(target, h, down.expert(expert))
+        gates, ups = product(h, gate.expert(expert)), product(h, up.expert(expert))
+        answers[places] = product(activate(gates, op.act) * ups, down.expert(expert))
     ranked = answers.view(len(x), op.used, -1)
     out = torch.zeros_like(x)
     for rank in range(op.used):

@@ -6,8 +6,10 @@ from pathlib import Path
 
 from localllm.gguf import TensorType
 
+# As in the source.
 ROWS_PER_GROUP = 4  # SIMD groups of a thread group, a row each
 LANES = 32
+COLUMNS = 8  # vectors that a SIMD group takes
 
 FORMATS = frozenset({TensorType.Q4_0, TensorType.Q8_0, TensorType.Q4_K, TensorType.Q6_K})
 
@@ -17,6 +19,5 @@ def source() -> str:
     return Path(__file__).with_name("matvec.metal").read_text(encoding="utf-8")
 
 
-def kernel_name(tensor_type: TensorType, *, half: bool) -> str:
-    """The kernel for weights of that type and activations of float32 or float16."""
-    return f"matvec_{tensor_type.name.lower()}_{'half' if half else 'float'}"
+def kernel_name(tensor_type: TensorType) -> str:
+    return f"matvec_{tensor_type.name.lower()}"

@@ -2,52 +2,49 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cache
-from typing import Any, Self
+from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
-from localllm.backends.mps.shaders import FORMATS, LANES, ROWS_PER_GROUP, kernel_name, source
-from localllm.gguf import TensorType
+from localllm.backends.mps.shaders import COLUMNS, FORMATS, LANES, ROWS_PER_GROUP, kernel_name
+from localllm.backends.torch_common.weights import Matrix
 from localllm.gguf.blocks import row_bytes
 
-
-@dataclass(frozen=True)
-class MetalWeight:
-    """A matrix [rows, cols] in the file's layout on the device."""
-
-    type: TensorType
-    rows: int
-    cols: int
-    raw: Tensor  # uint8 [rows, row bytes]
-    shape: Tensor  # int32: rows, cols, row bytes, as the kernel reads them
-
-    @classmethod
-    def load(cls, tensor_type: TensorType, raw: Tensor, rows: int, cols: int) -> Self:
-        """`raw` is on the device. Raises ValueError for a type without a kernel."""
-        if tensor_type not in FORMATS:
-            raise ValueError(f"no Metal kernel for {tensor_type.name}")
-        shape = [rows, cols, row_bytes(tensor_type, cols)]
-        on_device = torch.tensor(shape, dtype=torch.int32, device=raw.device)
-        return cls(tensor_type, rows, cols, raw.contiguous(), on_device)
+_GROUP = (LANES * ROWS_PER_GROUP, 1, 1)
 
 
-def matvec(x: Tensor, weight: MetalWeight, out: Tensor) -> None:
-    """out [vectors, rows] = x [vectors, cols] @ weight.T; both float32 or both float16,
-    contiguous."""
-    if len(x) == 0:
+class ShaderLibrary(Protocol):
+    """What `torch.mps.compile_shader` returns: kernels by name.
+
+    A kernel is called with its buffers in order, tensors (at their storage offset) and numbers
+    (int becomes `long`), and the numbers of `threads` and of those in a group, `group_size`.
+    """
+
+    def __getattr__(self, name: str) -> Any: ...
+
+
+def has_kernel(matrix: Matrix) -> bool:
+    return matrix.kind in FORMATS
+
+
+def matvec(shaders: ShaderLibrary, x: Tensor, weight: Matrix, out: Tensor) -> None:
+    """out [vectors, rows] = x [vectors, cols] @ weight.T, all float32.
+
+    Rows of x and out may lie apart. A vector's bits do not depend on how many there are. Raises
+    ValueError for a format without a kernel.
+    """
+    if weight.kind is None or not has_kernel(weight):
+        raise ValueError(f"no Metal kernel for {weight.kind.name if weight.kind else 'floats'}")
+    if x.stride(1) != 1 or out.stride(1) != 1:
+        raise ValueError("the elements of a row must lie side by side")
+    vectors = len(x)
+    if vectors == 0:
         return
-    kernel = getattr(_library(), kernel_name(weight.type, half=x.dtype == torch.float16))
-    groups = -(-weight.rows // ROWS_PER_GROUP)
-    group_size = (LANES * ROWS_PER_GROUP, 1, 1)
+    groups = -(-weight.rows // ROWS_PER_GROUP), -(-vectors // COLUMNS)
+    kernel = getattr(shaders, kernel_name(weight.kind))
     kernel(
-        weight.raw, x, out, weight.shape,
-        threads=(groups * group_size[0], len(x), 1), group_size=group_size,
+        weight.data, x, out,
+        vectors, weight.rows, weight.cols, row_bytes(weight.kind, weight.cols),
+        x.stride(0), out.stride(0),
+        threads=(groups[0] * _GROUP[0], groups[1], 1), group_size=_GROUP,
     )  # fmt: skip
-
-
-@cache
-def _library() -> Any:
-    return torch.mps.compile_shader(source())

@@ -2,149 +2,108 @@
 
 from __future__ import annotations
 
-import ctypes
-import shutil
-import subprocess
-from pathlib import Path
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 import pytest
 
-from localllm.backends.mps.shaders import FORMATS, LANES, ROWS_PER_GROUP, kernel_name, source
-from localllm.gguf import TensorType
-from localllm.gguf.blocks import block_size
-from tests.backends.cuda.blocks import dequantized, random_blocks
+torch = pytest.importorskip("torch", reason="needs the torch extra")
 
-SHIM = Path(__file__).parent / "shim"
+from torch import Tensor  # noqa: E402
 
+from localllm.backends.mps.shaders import COLUMNS, FORMATS, ROWS_PER_GROUP  # noqa: E402
+from localllm.backends.mps.shaders.matvec import matvec  # noqa: E402
+from localllm.backends.torch_common.weights import Matrix  # noqa: E402
+from localllm.gguf import TensorType  # noqa: E402
+from localllm.gguf.blocks import block_size  # noqa: E402
+from tests.backends.cuda.blocks import dequantized, random_blocks  # noqa: E402
+from tests.backends.mps.compiled import CompiledShaders, compiled_shaders  # noqa: E402
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    compiler = shutil.which("g++") or shutil.which("clang++")
-    if compiler is None:
-        pytest.skip("no C++ compiler")
-    folder = tmp_path_factory.mktemp("metal")
-    (folder / "matvec.metal").write_text(source())
-    built = folder / "kernels.so"
-    flags = ["-std=c++20", "-O1", "-shared", "-fPIC", "-pthread", "-Wall", "-Werror"]
-    flags += ["-Wno-attributes", "-fsanitize=undefined", "-fno-sanitize-recover=undefined"]
-    subprocess.run(
-        [compiler, *flags, f"-I{SHIM}", f"-I{folder}", str(SHIM / "launch.cpp"), "-o", str(built)],
-        check=True,
-        timeout=300,
-    )
-    return ctypes.CDLL(str(built))
+pytestmark = pytest.mark.torch
+
+each_format = pytest.mark.parametrize("kind", sorted(FORMATS), ids=lambda kind: kind.name)
 
 
-def launch(
-    library: ctypes.CDLL, name: str, addresses: list[int], groups: int, vectors: int
-) -> None:
-    """Runs a kernel over a grid; addresses of weights, x, out and shape."""
-    kernel = ctypes.cast(getattr(library, name), ctypes.c_void_p)
-    run = library.launch_half if name.endswith("half") else library.launch_float
-    run.argtypes = [ctypes.c_void_p] * 5 + [ctypes.c_uint] * 2
-    run.restype = None
-    run(kernel, *addresses, groups, vectors)
+@pytest.fixture
+def shaders() -> CompiledShaders:
+    return compiled_shaders()
 
 
-def matvec(
-    library: ctypes.CDLL,
-    tensor_type: TensorType,
-    raw: npt.NDArray[np.uint8],
-    x: npt.NDArray[np.floating],
-) -> npt.NDArray[np.floating]:
-    """x @ weight.T, in x's type."""
-    rows, (vectors, cols) = len(raw), x.shape
-    out = np.full((vectors, rows), np.nan, x.dtype)
-    shape = np.array([rows, cols, raw.shape[1]], np.int32)
-    name = kernel_name(tensor_type, half=x.dtype == np.float16)
-    addresses = [array.ctypes.data for array in (raw, x, out, shape)]
-    launch(library, name, addresses, -(-rows // ROWS_PER_GROUP), vectors)
+def random_matrix(kind: TensorType, rows: int, cols: int, seed: int) -> tuple[Matrix, Tensor]:
+    """And its values, as gguf-py reads them."""
+    raw = random_blocks(kind, rows, cols, np.random.default_rng(seed))
+    values = torch.from_numpy(dequantized(kind, raw))
+    return Matrix(torch.from_numpy(raw), kind, rows, cols, 0, torch.float32), values
+
+
+def random_vectors(vectors: int, cols: int, seed: int) -> Tensor:
+    rows = np.random.default_rng(seed).standard_normal((vectors, cols))
+    return torch.from_numpy(rows.astype(np.float32))
+
+
+def product(shaders: CompiledShaders, x: Tensor, weight: Matrix) -> Tensor:
+    out = torch.full((len(x), weight.rows), torch.nan)
+    matvec(shaders, x, weight, out)
     return out
 
 
-@pytest.mark.parametrize("tensor_type", sorted(FORMATS), ids=lambda t: t.name)
-@pytest.mark.parametrize(("rows", "blocks", "vectors"), [(1, 1, 1), (5, 5, 3), (4, 37, 1)])
+@each_format
+@pytest.mark.parametrize(
+    ("rows", "blocks", "vectors"), [(1, 1, 1), (5, 5, 3), (4, 37, 1), (9, 2, 8), (6, 3, 17)]
+)
 def test_products_are_those_of_gguf_py(
-    library: ctypes.CDLL, tensor_type: TensorType, rows: int, blocks: int, vectors: int
+    shaders: CompiledShaders, kind: TensorType, rows: int, blocks: int, vectors: int
 ) -> None:
-    """One block, rows that fill no group, more units than lanes."""
-    rng = np.random.default_rng(5)
-    cols = blocks * block_size(tensor_type)
-    raw = random_blocks(tensor_type, rows, cols, rng)
-    x = rng.standard_normal((vectors, cols)).astype(np.float32)
-    expected = x.astype(np.float64) @ dequantized(tensor_type, raw).T.astype(np.float64)
-    largest = np.abs(x).max() * np.abs(dequantized(tensor_type, raw)).sum(axis=1).max()
-    out = matvec(library, tensor_type, raw, x)
-    np.testing.assert_allclose(out, expected, rtol=0, atol=3e-7 * largest)
-
-    halves = x.astype(np.float16)
-    expected = halves.astype(np.float64) @ dequantized(tensor_type, raw).T.astype(np.float64)
-    out = matvec(library, tensor_type, raw, halves)
-    np.testing.assert_allclose(out, expected, rtol=1e-3, atol=3e-7 * largest + 1e-4)
+    """One block; rows and vectors that fill no group; more units than lanes."""
+    weight, values = random_matrix(kind, rows, blocks * block_size(kind), seed=5)
+    x = random_vectors(vectors, weight.cols, seed=6)
+    expected = x.double() @ values.double().T
+    most = float(x.abs().max() * values.abs().sum(1).max())
+    out = product(shaders, x, weight)
+    np.testing.assert_allclose(out, expected, rtol=0, atol=2e-7 * most)
+    assert len(shaders.launches) == 1
 
 
-@pytest.mark.parametrize("tensor_type", sorted(FORMATS), ids=lambda t: t.name)
-def test_each_weight_alone(library: ctypes.CDLL, tensor_type: TensorType) -> None:
-    """Unit vectors read single weights: no error can hide in a sum."""
-    rng = np.random.default_rng(6)
-    size = block_size(tensor_type)
-    raw = random_blocks(tensor_type, 2, size, rng)
-    out = matvec(library, tensor_type, raw, np.eye(size, dtype=np.float32))
-    expected = dequantized(tensor_type, raw).T
-    np.testing.assert_allclose(out, expected, rtol=0, atol=2e-7 * np.abs(expected).max())
+@each_format
+def test_each_weight_alone(shaders: CompiledShaders, kind: TensorType) -> None:
+    """Unit vectors read single weights, to the bit: no error can hide in a sum."""
+    weight, values = random_matrix(kind, 3, 2 * block_size(kind), seed=7)
+    np.testing.assert_array_equal(product(shaders, torch.eye(weight.cols), weight), values.T)
 
 
-@pytest.mark.parametrize("tensor_type", sorted(FORMATS), ids=lambda t: t.name)
+@each_format
 def test_a_vector_has_the_same_bits_in_any_company(
-    library: ctypes.CDLL, tensor_type: TensorType
+    shaders: CompiledShaders, kind: TensorType
 ) -> None:
-    rng = np.random.default_rng(7)
-    raw = random_blocks(tensor_type, 6, 512, rng)
-    x = rng.standard_normal((4, 512)).astype(np.float32)
-    whole = matvec(library, tensor_type, raw, x)
-    np.testing.assert_array_equal(matvec(library, tensor_type, raw, x[2:3]), whole[2:3])
+    weight, _ = random_matrix(kind, 6, 512, seed=8)
+    x = random_vectors(2 * COLUMNS + 3, 512, seed=9)
+    whole = product(shaders, x, weight)
+    for part in (slice(2, 3), slice(5, 5 + COLUMNS), slice(7, 18)):
+        assert torch.equal(product(shaders, x[part], weight), whole[part])
 
 
-class CompiledShaders:
-    """What `torch.mps.compile_shader` returns, over the library for the CPU."""
-
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self.library = library
-
-    def __getattr__(self, name: str) -> Any:
-        def kernel(*tensors: Any, threads: tuple[int, ...], group_size: tuple[int, ...]) -> None:
-            assert group_size == (LANES * ROWS_PER_GROUP, 1, 1)
-            assert threads[0] % group_size[0] == 0
-            addresses = [tensor.data_ptr() for tensor in tensors]
-            launch(self.library, name, addresses, threads[0] // group_size[0], threads[1])
-
-        return kernel
+@pytest.mark.parametrize("rows", [1, ROWS_PER_GROUP + 2, 2 * ROWS_PER_GROUP])
+def test_windows_of_wider_rows_are_read_and_written(shaders: CompiledShaders, rows: int) -> None:
+    """x and out are columns of more, and the matrix is one of several experts."""
+    experts, _ = random_matrix(TensorType.Q6_K, 3 * rows, 256, seed=10)
+    experts = Matrix(experts.data, experts.kind, rows, 256, 3, torch.float32)
+    x, out = random_vectors(11, 300, seed=11), torch.full((11, rows + 20), 7.0)
+    matvec(shaders, x[:, 13:269], experts.expert(1), out[:, 5 : 5 + rows])
+    alone = Matrix(experts.data[rows : 2 * rows].clone(), TensorType.Q6_K, rows, 256, 0, x.dtype)
+    assert torch.equal(out[:, 5 : 5 + rows], product(shaders, x[:, 13:269].clone(), alone))
+    assert (out[:, :5] == 7).all()
+    assert (out[:, 5 + rows :] == 7).all()
 
 
-@pytest.mark.parametrize("rows", [1, 6, 8])
-def test_the_launcher_covers_all_rows_and_vectors(
-    library: ctypes.CDLL, rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    torch = pytest.importorskip("torch", reason="needs the torch extra")
-    from localllm.backends.mps.shaders import matvec as launcher
-
-    monkeypatch.setattr(launcher, "_library", lambda: CompiledShaders(library))
-    rng = np.random.default_rng(8)
-    raw = random_blocks(TensorType.Q4_K, rows, 256, rng)
-    weight = launcher.MetalWeight.load(TensorType.Q4_K, torch.from_numpy(raw), rows, 256)
-    x = rng.standard_normal((3, 256)).astype(np.float32)
-    out = torch.full((3, rows), torch.nan)
-    launcher.matvec(torch.from_numpy(x), weight, out)
-    np.testing.assert_array_equal(out.numpy(), matvec(library, TensorType.Q4_K, raw, x))
-    launcher.matvec(torch.empty(0, 256), weight, torch.empty(0, rows))  # launches nothing
+def test_no_vectors_launch_nothing(shaders: CompiledShaders) -> None:
+    weight, _ = random_matrix(TensorType.Q8_0, 4, 64, seed=12)
+    assert product(shaders, torch.empty(0, 64), weight).shape == (0, 4)
+    assert not shaders.launches
 
 
-def test_a_format_without_a_kernel_is_refused() -> None:
-    torch = pytest.importorskip("torch", reason="needs the torch extra")
-    from localllm.backends.mps.shaders.matvec import MetalWeight
-
-    with pytest.raises(ValueError, match="Q5_0"):
-        MetalWeight.load(TensorType.Q5_0, torch.empty(1, 22, dtype=torch.uint8), 1, 32)
+def test_what_the_kernels_cannot_do_is_refused(shaders: CompiledShaders) -> None:
+    weight, _ = random_matrix(TensorType.Q8_0, 4, 64, seed=13)
+    with pytest.raises(ValueError, match="side by side"):
+        product(shaders, torch.ones(64, 2).T, weight)
+    for kind, name in ((TensorType.Q5_0, "Q5_0"), (None, "floats")):
+        other = Matrix(torch.zeros(4, 44, dtype=torch.uint8), kind, 4, 64, 0, torch.float32)
+        with pytest.raises(ValueError, match=f"no Metal kernel for {name}"):
+            product(shaders, torch.ones(1, 64), other)

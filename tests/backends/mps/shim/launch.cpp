@@ -2,29 +2,19 @@
 
 #include "matvec.metal"
 
-template <typename T>
-using Kernel = void (*)(const uchar *, const T *, T *, const int *, uint2, uint, uint);
+using Kernel = void (*)(const uchar *, const float *, float *, const long &, const long &,
+                        const long &, const long &, const long &, const long &, uint2, uint, uint);
 
-template <typename T>
-static void launch(Kernel<T> run, const uchar *weights, const T *x, T *out, const int *shape,
-                   uint groups, uint vectors) {
-    shim::run_lanes([&](uint lane) {
-        for (uint vector = 0; vector < vectors; vector++) {
-            for (uint group = 0; group < groups; group++) {
-                for (uint simd = 0; simd < ROWS_PER_GROUP; simd++) {
-                    run(weights, x, out, shape, {group, vector}, simd, lane);
-                }
+extern "C" void launch(Kernel run, const uchar *weights, const float *x, float *out,
+                       const long *numbers, uint groups_x, uint groups_y) {
+    for (uint group_y = 0; group_y < groups_y; group_y++) {
+        for (uint group_x = 0; group_x < groups_x; group_x++) {
+            for (uint simd = 0; simd < ROWS_PER_GROUP; simd++) {
+                shim::run_lanes([&](uint lane) {
+                    run(weights, x, out, numbers[0], numbers[1], numbers[2], numbers[3], numbers[4],
+                        numbers[5], {group_x, group_y}, simd, lane);
+                });
             }
         }
-    });
-}
-
-extern "C" void launch_float(Kernel<float> run, const uchar *weights, const float *x, float *out,
-                             const int *shape, uint groups, uint vectors) {
-    launch(run, weights, x, out, shape, groups, vectors);
-}
-
-extern "C" void launch_half(Kernel<half> run, const uchar *weights, const half *x, half *out,
-                            const int *shape, uint groups, uint vectors) {
-    launch(run, weights, x, out, shape, groups, vectors);
+    }
 }
