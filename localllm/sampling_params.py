@@ -99,6 +99,15 @@ class SamplingParams:
                 param="min_tokens",
             )
 
+    @property
+    def has_penalty(self) -> bool:
+        """Whether what was said before changes what is likely."""
+        return (
+            self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+        )
+
     def _take_texts(self, name: str) -> None:
         value: object = getattr(self, name)  # one string is as good as a tuple of one
         texts = (value,) if isinstance(value, str) else value

@@ -16,7 +16,7 @@ class BatchBuilder:
     def __init__(self, limits: StepLimits, n_groups: int, vocab: int) -> None:
         table = -(-limits.context // BLOCK_TOKENS)
         self._n_groups = n_groups
-        self._count = np.arange(limits.tokens, dtype=np.int32)
+        self._count = np.arange(limits.tokens + 1, dtype=np.int32)
         self._ids = np.empty(limits.tokens, np.int32)
         self._query_start = np.zeros(limits.seqs + 1, np.int32)
         self._slots = np.empty(n_groups * limits.tokens, np.int32)
@@ -47,6 +47,28 @@ class BatchBuilder:
             block_tables=tables,
             logit_rows=self._logit_rows(plan, query_start),
             sampling=self._sampling.arrays(_drawing(plan)),
+        )
+
+    def advance(self, before: Batch, plan: Plan) -> Batch:
+        """For a plan of one token after those of each sequence of `before`, a batch that another
+        builder owns. The tokens are still to come, into `ids`."""
+        n = len(plan.chunks)
+        positions = before.seq_lens
+        query_start = self._query_start[: n + 1]
+        query_start[:] = self._count[: n + 1]
+        tables = self._block_tables(plan)
+        slots = self._slots[: self._n_groups * n].reshape(self._n_groups, n)
+        slots[:] = tables[:, self._count[:n], positions // BLOCK_TOKENS] * BLOCK_TOKENS
+        slots += positions % BLOCK_TOKENS
+        return Batch(
+            ids=self._ids[:n],
+            positions=positions,
+            query_start=query_start,
+            seq_lens=positions + 1,
+            slots=slots,
+            block_tables=tables,
+            logit_rows=self._count[:n],
+            sampling=self._sampling.arrays([c.sequence for c in plan.chunks], ahead=1),
         )
 
     def fill_masks(self) -> None:

@@ -6,6 +6,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 
@@ -13,7 +14,7 @@ from localllm.engine.admission import Admission
 from localllm.engine.messages import EngineStats, Ready, SequenceNews, StepResults, Submit
 from localllm.engine.meter import StepMeter
 from localllm.engine.preparation import Preparation, needs_aids
-from localllm.engine.runner import Runner
+from localllm.engine.runner import Runner, Sampled
 from localllm.engine.scheduler import Scheduler
 from localllm.engine.sequence import Plan, StepResult
 from localllm.engine.vocabulary import Vocabulary
@@ -41,6 +42,8 @@ class EngineCore:
         self._scheduler = scheduler
         self._runner = runner
         self._meter = StepMeter()
+        self._ahead: Plan | None = None  # submitted, not collected
+        self._cancelled: list[str] = []  # until that has been collected
 
     @property
     def has_work(self) -> bool:
@@ -69,42 +72,77 @@ class EngineCore:
             self._scheduler.add(request)
 
     def cancel(self, sequence_id: str) -> None:
-        """Frees the sequence's memory at once; unknown ids are fine."""
+        """Frees the sequence's memory, after the step that the device has begun, if it has; unknown
+        ids are fine."""
         if self._preparation.cancel(sequence_id):
             self._scheduler.tell(SequenceNews(sequence_id, finish_reason="cancelled"))
+        elif self._ahead is not None:
+            self._cancelled.append(sequence_id)
         else:
             self._scheduler.cancel(sequence_id)
 
     def close(self) -> None:
+        if self._ahead is not None:
+            self._ahead = None
+            with suppress(DeviceOutOfMemoryError):
+                self._runner.collect()
         self._preparation.close()
         self._close()
 
-    def step(self) -> StepResults:
+    def step(self, interrupted: Callable[[], bool] = lambda: False) -> StepResults:
+        """One step's news. Where what follows is plain, the device has begun it on return, unless
+        `interrupted` then says that the caller has something that should come first."""
         if self._preparation:
             self._add_prepared()
         began = time.monotonic()
-        plan = self._scheduler.schedule()
+        ahead, self._ahead = self._ahead, None
+        plan = ahead or self._scheduler.schedule()
         starts = _mark_starts(plan, began)
         scheduled = time.monotonic()
-        result = self._run(plan)
+        result = self._run(plan, ahead is not None, interrupted)
         plan = result.plan
         ran = time.monotonic()
         news = self._scheduler.update(result)
+        if self._ahead is None:
+            self._cancel_deferred()
         if plan.chunks:
             tokens = sum(chunk.end - chunk.start for chunk in plan.chunks)
             times = (began, scheduled, ran, time.monotonic())
             self._meter.add(tokens, *(b - a for a, b in pairwise(times)))
         return StepResults((*starts, *news), self.stats)
 
-    def _run(self, plan: Plan) -> StepResult:
+    def _run(self, plan: Plan, submitted: bool, interrupted: Callable[[], bool]) -> StepResult:
         """Of as many of the plan's sequences as the device has memory for."""
-        while True:
+        while plan.chunks:
             try:
-                return self._runner.run(plan)
+                if not submitted:
+                    self._runner.submit(plan)
+                following = None if self._cancelled else self._scheduler.foresee(plan)
+                if following is not None:
+                    self._runner.prepare(following)
+                sampled = self._runner.collect()
             except DeviceOutOfMemoryError as error:
                 reason = f"the device is out of memory: {error}"
+            else:
+                if following is not None and not interrupted():
+                    self._go_ahead(plan, following, sampled)
+                return self._runner.results(plan, sampled)
             _log.warning("a step of %d sequences failed: %s", len(plan.chunks), reason)
-            plan = self._scheduler.shrink(plan, reason)
+            plan, submitted = self._scheduler.shrink(plan, reason), False
+        return StepResult(plan, ())
+
+    def _go_ahead(self, plan: Plan, following: Plan, sampled: Sampled) -> None:
+        """Begins the step that was foreseen, unless it came otherwise."""
+        if self._scheduler.holds(plan, sampled.tokens.tolist()):
+            # Without memory for it, it is planned anew, and then shrinks.
+            with suppress(DeviceOutOfMemoryError):
+                self._runner.submit_prepared(sampled)
+                self._ahead = following
+
+    def _cancel_deferred(self) -> None:
+        for sequence_id in self._cancelled:
+            self._scheduler.cancel(sequence_id)
+        self._cancelled.clear()
 
     def _add_prepared(self) -> None:
         """Waits for them when there is nothing else to do."""

@@ -125,14 +125,22 @@ class KVManager:
 
     def grow(self, blocks: SequenceBlocks, n_tokens: int) -> bool:
         """Blocks for the first n_tokens, in every group; False, and no change, if one is full."""
-        more = -(-n_tokens // self.block_tokens) - len(blocks.tables[0])  # the same in all groups
+        more = self._lacking(blocks, n_tokens)
         if more <= 0:
             return True
         if any(pool.free < more for pool in self.pools):
             self.failures += 1
             return False
-        for table, pool in zip(blocks.tables, self.pools, strict=True):
-            table.extend([pool.allocate() for _ in range(more)])
+        self._extend(blocks, more)
+        return True
+
+    def grow_all(self, growths: Sequence[tuple[SequenceBlocks, int]]) -> bool:
+        """Like `grow`, of all that are given or of none; finding no room is no failure."""
+        lacking = [max(0, self._lacking(blocks, n_tokens)) for blocks, n_tokens in growths]
+        if any(pool.free < sum(lacking) for pool in self.pools):
+            return False
+        for (blocks, _), more in zip(growths, lacking, strict=True):
+            self._extend(blocks, more)
         return True
 
     def commit(self, blocks: SequenceBlocks, tokens: array[int], computed: int) -> None:
@@ -191,6 +199,14 @@ class KVManager:
                         known = content.setdefault(table[i], blocks.keys[i])
                         assert known == blocks.keys[i], "two contents share one block"
             pool.check_integrity(holders)
+
+    def _lacking(self, blocks: SequenceBlocks, n_tokens: int) -> int:
+        """How many blocks more n_tokens want than there are: the same in all groups."""
+        return -(-n_tokens // self.block_tokens) - len(blocks.tables[0])
+
+    def _extend(self, blocks: SequenceBlocks, more: int) -> None:
+        for table, pool in zip(blocks.tables, self.pools, strict=True):
+            table.extend([pool.allocate() for _ in range(more)])
 
     def _first_seen(self, n: int, window: int | None) -> int:
         """First block that the token after n full blocks can see."""

@@ -114,7 +114,7 @@ def _serve(core: EngineCore, line: Line) -> None:
                 case Stop():
                     return
         if core.has_work:
-            line.send(core.step())
+            line.send(core.step(lambda: line.has_message(0)))
             checked = False
 
 

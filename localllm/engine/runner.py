@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
-from localllm.backends.base import Int32Array, SamplingArrays, Step, StepLimits
+from localllm.backends.base import Batch, Int32Array, SamplingArrays, Step, StepLimits
 from localllm.backends.program import FloatArray
 from localllm.engine.batch import BatchBuilder
 from localllm.engine.logprobs import token_logprobs
@@ -16,19 +17,48 @@ from localllm.engine.sequence import NUMERICAL_ERROR, Chunk, ChunkResult, Plan, 
 _NO_LOGITS: FloatArray = np.empty((0, 0), np.float32)
 
 
+class Sampled(NamedTuple):
+    """What a step drew: a token for each logit row, and how."""
+
+    tokens: Int32Array
+    sampling: SamplingArrays
+
+
 class Runner:
+    """One plan at a time: `submit`, `collect`, `results`. While the device computes, `prepare` may
+    make the next batch, which `submit_prepared` sends before the results are looked at."""
+
     def __init__(self, step: Step, limits: StepLimits, n_groups: int, vocab: int) -> None:
         self._step = step
-        self._batches = BatchBuilder(limits, n_groups, vocab)
+        self._builder = BatchBuilder(limits, n_groups, vocab)
+        self._next_builder = BatchBuilder(limits, n_groups, vocab)
+        self._batch: Batch | None = None
+        self._next: Batch | None = None
 
-    def run(self, plan: Plan) -> StepResult:
-        if not plan.chunks:
-            return StepResult(plan, ())
-        batch = self._batches.build(plan)
-        self._step.submit(batch)
-        self._batches.fill_masks()  # while the device computes
-        tokens = self._step.collect()
-        return StepResult(plan, tuple(self._chunk_results(plan, tokens, batch.sampling)))
+    def submit(self, plan: Plan) -> None:
+        self._batch = self._builder.build(plan)
+        self._step.submit(self._batch)
+
+    def prepare(self, plan: Plan) -> None:
+        """For a plan that `Scheduler.foresee` made of the one submitted."""
+        assert self._batch is not None
+        self._next = self._next_builder.advance(self._batch, plan)
+
+    def collect(self) -> Sampled:
+        assert self._batch is not None
+        self._builder.fill_masks()  # while the device computes
+        return Sampled(self._step.collect(), self._batch.sampling)
+
+    def submit_prepared(self, sampled: Sampled) -> None:
+        """The tokens are those of the step before; its logits are gone."""
+        assert self._next is not None
+        self._next.ids[:] = sampled.tokens
+        self._step.submit(self._next)
+        self._batch, self._next = self._next, None
+        self._builder, self._next_builder = self._next_builder, self._builder
+
+    def results(self, plan: Plan, sampled: Sampled) -> StepResult:
+        return StepResult(plan, tuple(self._chunk_results(plan, *sampled)))
 
     def _chunk_results(
         self, plan: Plan, tokens: Int32Array, sampling: SamplingArrays

@@ -32,18 +32,23 @@ class SamplingRows:
         self._active: list[Restriction] = []  # in the order of their masks
         self._masks: MaskArray = np.empty((0, vocab_words), np.uint32)
 
-    def arrays(self, rows: Rows) -> SamplingArrays:
-        """Valid until the next call, save the masks: they are for `fill_masks` to write."""
+    def arrays(self, rows: Rows, ahead: int = 0) -> SamplingArrays:
+        """Valid until the next call, save the masks: they are for `fill_masks` to write.
+
+        `ahead` tokens of each row are still to come: then nobody has penalties or masks.
+        """
         if rows != self._rows:
             self._rows = rows
             self._arrays = _fixed_arrays(rows)
             self._histories = {
-                s: self._histories.get(s) or TokenHistory() for s in rows if s and _has_penalty(s)
+                s: self._histories.get(s) or TokenHistory()
+                for s in rows
+                if s and s.request.params.has_penalty
             }
             self._restricted = [
                 (r, s.restriction) for r, s in enumerate(rows) if s and s.restriction is not None
             ]
-        generated = (s.n_generated if s else 0 for s in rows)
+        generated = (s.n_generated + ahead if s else 0 for s in rows)
         self._arrays.index = np.fromiter(generated, np.uint32, len(rows))
         if self._histories:
             self._add_histories(rows)
@@ -99,15 +104,6 @@ class TokenHistory:
 
 
 _NO_HISTORY = TokenHistory()
-
-
-def _has_penalty(sequence: Sequence) -> bool:
-    params = sequence.request.params
-    return (
-        params.repetition_penalty != 1.0
-        or params.presence_penalty != 0.0
-        or params.frequency_penalty != 0.0
-    )
 
 
 def _fixed_arrays(rows: Rows) -> SamplingArrays:

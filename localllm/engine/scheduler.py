@@ -41,7 +41,7 @@ class Scheduler:
 
     When the pool is full the last of the running ones gives up its blocks and waits again, so the
     first always makes progress. `add`, `cancel`, `schedule` and `update` are called in turn by one
-    thread; between `schedule` and `update` nothing else is but `shrink`.
+    thread; between a plan and its `update` nothing else is but `shrink`, `foresee` and `add`.
     """
 
     def __init__(self, kv: KVManager, budget: StepBudget, admission: Admission) -> None:
@@ -92,6 +92,29 @@ class Scheduler:
         if self._waiting and self._counts.preemptions == preemptions:
             self._schedule_waiting(step)
         return Plan(tuple(step.chunks))
+
+    def foresee(self, plan: Plan) -> Plan | None:
+        """What follows the plan, if every sequence draws a token that does not end it.
+
+        None where more than these tokens decides what follows. For the caller to run once `holds`
+        says that it came so, in place of what `schedule` would plan after the update.
+        """
+        chunks = plan.chunks
+        if self._waiting or not chunks or len(chunks) != len(self._running):
+            return None
+        context = self.admission.context
+        if not all(c.samples and c.sequence.draws_after_next(context) for c in chunks):
+            return None
+        if not self.kv.grow_all([(c.sequence.blocks, c.end + 1) for c in chunks]):
+            return None
+        return Plan(tuple(Chunk(c.sequence, c.end, c.end + 1, 1) for c in chunks))
+
+    def holds(self, plan: Plan, tokens: Iterable[int]) -> bool:
+        """Whether what `foresee` said of a plan is true, given the token of each chunk."""
+        return not self._waiting and not any(
+            token == NUMERICAL_ERROR or chunk.sequence.stops_at(token)
+            for chunk, token in zip(plan.chunks, tokens, strict=True)
+        )
 
     def shrink(self, plan: Plan, reason: str) -> Plan:
         """A plan that takes less of the device's memory, which did not hold this one's step.

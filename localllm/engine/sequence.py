@@ -88,14 +88,26 @@ class Sequence:
     def append(self, token: int, context: int) -> FinishReason | None:
         """Takes a sampled token; says whether, and why, it is the last one."""
         self.tokens.append(token)
+        if self.stops_at(token):
+            return "stop"
+        return "length" if self._is_full(len(self.tokens), context) else None
+
+    def stops_at(self, token: int) -> bool:
+        """Whether the token, if it is drawn, ends the output."""
         params = self.request.params
         if token in params.stop_token_ids:
-            return "stop"
-        if token in self.request.eos_ids and not params.ignore_eos:
-            return "stop"
-        if self.n_generated == params.max_tokens or len(self.tokens) >= context:
-            return "length"
-        return None
+            return True
+        return token in self.request.eos_ids and not params.ignore_eos
+
+    def draws_after_next(self, context: int) -> bool:
+        """Whether, once the next token is drawn and ends nothing, another is drawn by the device
+        from nothing but what it then knows."""
+        plain = self.is_plain and not self.ends_with_prompt and not self.request.params.has_penalty
+        return plain and not self._is_full(len(self.tokens) + 1, context)
+
+    def _is_full(self, n_tokens: int, context: int) -> bool:
+        n_generated = n_tokens - len(self.request.prompt)
+        return n_generated == self.request.params.max_tokens or n_tokens >= context
 
 
 class Chunk(NamedTuple):

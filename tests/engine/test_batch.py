@@ -89,6 +89,33 @@ def test_a_batch_holds_what_the_plan_says(seed: int) -> None:
         assert len(batch.sampling.seed) == len(rows)
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_a_batch_made_ahead_is_the_one_that_is_built_with_the_tokens(seed: int) -> None:
+    draw = random.Random(seed)
+    here, there = (BatchBuilder(LIMITS, n_groups=2, vocab=1000) for _ in range(2))
+    sequences = [chunk.sequence for chunk in random_plan(draw).chunks]
+    plan = Plan(tuple(Chunk(s, len(s.tokens) - 1, len(s.tokens), 1) for s in sequences))
+    for chunk in plan.chunks:
+        for table in chunk.sequence.blocks.tables:
+            while len(table) * BLOCK_TOKENS < chunk.end + 3:
+                table.append(draw.randrange(50))
+    batch = here.build(plan)
+    for _ in range(3):
+        plan = Plan(tuple(Chunk(c.sequence, c.end, c.end + 1, 1) for c in plan.chunks))
+        batch = there.advance(batch, plan)
+        batch.ids[:] = [draw.randrange(1000) for _ in plan.chunks]
+        for chunk, token in zip(plan.chunks, batch.ids.tolist(), strict=True):
+            chunk.sequence.tokens.append(token)
+        built = BatchBuilder(LIMITS, n_groups=2, vocab=1000).build(plan)
+        for name in ("ids", "positions", "query_start", "seq_lens", "slots", "block_tables"):
+            np.testing.assert_array_equal(getattr(batch, name), getattr(built, name), name)
+        np.testing.assert_array_equal(batch.logit_rows, built.logit_rows)
+        for name, array_ in vars(built.sampling).items():
+            np.testing.assert_array_equal(getattr(batch.sampling, name), array_, name)
+            assert getattr(batch.sampling, name).dtype == array_.dtype
+        here, there = there, here
+
+
 def test_sampling_arrays_follow_the_rows() -> None:
     rows = SamplingRows(2)
     plain = sequence((1, 2), SamplingParams(temperature=0.5, top_k=2**40, seed=2**63))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -191,3 +192,116 @@ def test_stats_tell_what_steps_took() -> None:
     assert stats.step_tokens.total == 80
     assert [name for name, _ in stats.step_seconds] == ["schedule", "run", "update"]
     assert all(sum(tally.counts) == 3 and tally.total > 0 for _, tally in stats.step_seconds)
+
+
+def submitted(core: EngineCore, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows by the number of tokens of each batch that the device gets."""
+    step, sizes = core._runner._step, list[int]()
+    submit_one = step.submit
+
+    def submit_and_count(batch: Batch) -> None:
+        sizes.append(batch.ids.size)
+        submit_one(batch)
+
+    monkeypatch.setattr(step, "submit", submit_and_count)
+    return sizes
+
+
+def test_the_device_has_begun_a_plain_step_before_the_news_of_the_one_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    core = fake_core()
+    sizes = submitted(core, monkeypatch)
+    core.add(submit("a", (5, 6), replace(GREEDY, ignore_eos=True)))
+    core.step()
+    assert sizes == [2, 1]
+    core.step(lambda: True)
+    assert sizes == [2, 1], "the caller has something else first"
+    core.step()
+    assert sizes == [2, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=0.0, max_tokens=1),
+        SamplingParams(temperature=0.0, presence_penalty=0.5),
+        SamplingParams(temperature=0.0, logprobs=1),
+        SamplingParams(temperature=0.0, min_tokens=5, max_tokens=5),
+    ],
+    ids=["its last token", "a penalty", "logprobs", "a restriction"],
+)
+def test_what_hangs_on_the_token_is_not_begun_without_it(
+    params: SamplingParams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = fake_core()
+    sizes = submitted(core, monkeypatch)
+    core.add(submit("a", (5, 6), params))
+    while not sizes:
+        core.step()
+    assert sizes == [2]
+
+
+def test_a_cancel_waits_for_the_step_that_the_device_has_begun() -> None:
+    core = fake_core()
+    core.add(submit("a", (5, 6), replace(GREEDY, ignore_eos=True)))
+    core.add(submit("b", (7,), replace(GREEDY, ignore_eos=True)))
+    core.step()
+    used = core.stats.kv_usage
+    core.cancel("a")
+    core.check_integrity()
+    assert core.stats.kv_usage == used
+    assert {one.sequence_id for one in core.step().news} == {"a", "b"}
+    assert core.stats.kv_usage < used
+    news = core.step().news
+    assert [one.sequence_id for one in news if one.finish_reason == "cancelled"] == ["a"]
+    core.cancel("b")
+    while core.has_work:
+        core.step()
+        core.check_integrity()
+    assert core.stats.kv_usage == 0.0
+
+
+@pytest.mark.parametrize("windows", [(None,), (9, None)])
+@pytest.mark.parametrize("spare_blocks", [2, 100])
+@pytest.mark.parametrize("seed", range(4))
+def test_who_comes_and_goes_changes_no_answer(
+    windows: tuple[int | None, ...], spare_blocks: int, seed: int
+) -> None:
+    draw = random.Random(seed)
+    requests = [submit(f"s{i}", prompt) for i, prompt in enumerate(prompts(16))]
+    core = fake_core(windows, spare_blocks=spare_blocks)
+    answers: dict[str, list[int]] = {}
+    cancelled = set()
+    while core.has_work or requests:
+        if requests and draw.random() < 0.3:
+            request = requests.pop()
+            answers[request.sequence_id] = []
+            core.add(request)
+        if answers and draw.random() < 0.1:
+            cancelled.add(name := draw.choice(list(answers)))
+            core.cancel(name)
+        for one in core.step(lambda: draw.random() < 0.2).news:
+            answers[one.sequence_id] += one.tokens
+        core.check_integrity()
+    whole = answers_alone(windows)
+    for name, answer in answers.items():
+        assert answer == whole[name][: len(answer)]
+        assert name in cancelled or answer == whole[name]
+    assert core.stats.kv_usage == 0.0
+
+
+def test_an_engine_closes_with_a_step_begun() -> None:
+    core = fake_core()
+    core.add(submit("a", (5, 6), replace(GREEDY, ignore_eos=True)))
+    core.step()
+    core.close()
+
+
+def test_a_newcomer_waits_for_no_more_than_the_step_that_has_begun() -> None:
+    core = fake_core()
+    core.add(submit("a", (5, 6), replace(GREEDY, ignore_eos=True)))
+    core.step()
+    core.add(submit("b", (7,)))
+    assert {one.sequence_id for one in core.step().news} == {"a"}
+    assert {one.sequence_id for one in core.step().news} == {"a", "b"}

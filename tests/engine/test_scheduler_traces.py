@@ -110,6 +110,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.cache = SimulatedCache(windows)
         self.open: dict[str, Expected] = {}
         self.submitted = 0
+        self.ahead: Plan | None = None
 
     @rule(
         beginning=st.sampled_from([(), (1, 2, 3, 4) * 3, (1, 2, 3, 4) * 8]),
@@ -149,27 +150,32 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
-        if self.open:
+        if self.open and self.ahead is None:
             sequence_id = data.draw(st.sampled_from(sorted(self.open)))
             self.scheduler.cancel(sequence_id)
             self.scheduler.cancel("unknown")
             del self.open[sequence_id]
 
-    @rule(fail=st.sampled_from([None, None, None, 0, 1]))
-    def step(self, fail: int | None) -> None:
-        plan = self.scheduler.schedule()
+    @rule(fail=st.sampled_from([None, None, None, 0, 1]), look_ahead=st.booleans())
+    def step(self, fail: int | None, look_ahead: bool) -> None:
+        plan, self.ahead = self.ahead or self.scheduler.schedule(), None
         self._check_plan(plan)
         self.cache.run(plan)
         outcomes = [self._outcome(chunk) for chunk in plan.chunks]
+        following = self.scheduler.foresee(plan) if look_ahead else None
         if fail is not None and fail < len(outcomes) and outcomes[fail].token is not None:
             outcomes[fail] = ChunkResult(token=NUMERICAL_ERROR)
+        if following is not None:
+            tokens = [one.token for one in outcomes if one.token is not None]
+            if self.scheduler.holds(plan, tokens):
+                self.ahead = following
         for news in self.scheduler.update(StepResult(plan, tuple(outcomes))):
             self._take(news)
 
     @rule()
     def several_steps(self) -> None:
         for _ in range(8):
-            self.step(None)
+            self.step(None, True)
             self.scheduler.check_integrity()
 
     @invariant()
@@ -183,7 +189,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for _ in range(3000):
             if not self.scheduler.has_work:
                 break
-            self.step(None)
+            self.step(None, False)
             self.scheduler.check_integrity()
         assert not self.scheduler.has_work, "the scheduler starves a sequence"
         assert not self.open, "a sequence ended without news"
