@@ -98,13 +98,14 @@ def moe(
     product: Product, op: Moe, x: Tensor, logits: Tensor, gate: Matrix, up: Matrix, down: Matrix
 ) -> Tensor:
     shares = softmax(logits) if op.gating == "softmax" else sigmoid(logits)
-    falling, order = torch.sort(shares, dim=1, descending=True, stable=True)
-    weights, chosen = falling[:, : op.used], order[:, : op.used]
+    # On the CPU: which experts have work decides what is computed, and Metal's sort makes no
+    # promise about ties.
+    falling, order = torch.sort(shares.cpu(), dim=1, descending=True, stable=True)
+    weights, slots = falling[:, : op.used], order[:, : op.used].flatten()
     if op.normalize:
         weights = weights / ordered_sum(weights)[:, None]
-    weights = weights * op.scale
+    weights = (weights * op.scale).to(x.device)
     answers = torch.empty(len(x) * op.used, x.shape[1], device=x.device)
-    slots = chosen.flatten().cpu()  # which experts have work decides what is computed
     for expert in sorted(set(slots.tolist())):
         places = torch.nonzero(slots == expert).flatten().to(x.device)
         h = x.index_select(0, places // op.used)

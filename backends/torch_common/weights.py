@@ -122,7 +122,9 @@ class Weights:
 
     def _copied(self, array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Tensor:
         """On the device, in memory that torch has aligned."""
-        return torch.from_numpy(np.array(array)).to(self._target.device).clone()
+        copy = torch.from_numpy(np.array(array))
+        device = self._target.device
+        return copy.clone() if device.type == "cpu" else copy.to(device)
 
 
 def _router_names(program: Program) -> set[str]:

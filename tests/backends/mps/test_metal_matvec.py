@@ -30,17 +30,18 @@ def shaders() -> CompiledShaders:
 def random_matrix(kind: TensorType, rows: int, cols: int, seed: int) -> tuple[Matrix, Tensor]:
     """And its values, as gguf-py reads them."""
     raw = random_blocks(kind, rows, cols, np.random.default_rng(seed))
-    values = torch.from_numpy(dequantized(kind, raw))
+    values: Tensor = torch.from_numpy(dequantized(kind, raw))
     return Matrix(torch.from_numpy(raw), kind, rows, cols, 0, torch.float32), values
 
 
 def random_vectors(vectors: int, cols: int, seed: int) -> Tensor:
-    rows = np.random.default_rng(seed).standard_normal((vectors, cols))
-    return torch.from_numpy(rows.astype(np.float32))
+    values = np.random.default_rng(seed).standard_normal((vectors, cols)).astype(np.float32)
+    rows: Tensor = torch.from_numpy(values)
+    return rows
 
 
 def product(shaders: CompiledShaders, x: Tensor, weight: Matrix) -> Tensor:
-    out = torch.full((len(x), weight.rows), torch.nan)
+    out: Tensor = torch.full((len(x), weight.rows), torch.nan)
     matvec(shaders, x, weight, out)
     return out
 
