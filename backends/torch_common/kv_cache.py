@@ -35,10 +35,11 @@ class Rows:
     @classmethod
     def empty(cls, target: Target, slots: int, heads: int, dim: int) -> Self:
         if not target.quantized_kv:
-            return cls(_zeros(target, (slots, heads, dim), target.dtype))
+            return cls(_untouched(target, (slots, heads, dim), target.dtype))
         scales = (slots, heads, _scales_of(dim))
         return cls(
-            _zeros(target, (slots, heads, dim), torch.int8), _zeros(target, scales, torch.float16)
+            _untouched(target, (slots, heads, dim), torch.int8),
+            _untouched(target, scales, torch.float16),
         )
 
     def store(self, new: Tensor, slots: Tensor) -> None:
@@ -114,9 +115,9 @@ def _scales_of(dim: int) -> int:
     return dim // SCALE_GROUP
 
 
-def _zeros(target: Target, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros that on the CPU take no memory until they are written."""
+def _untouched(target: Target, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Of any values, and on the CPU of pages that take no memory until they are written."""
     if target.device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=target.device)
+        return torch.empty(shape, dtype=dtype, device=target.device)
     integers = np.zeros(shape, f"i{dtype.itemsize}")
     return torch.from_numpy(integers).view(dtype)
