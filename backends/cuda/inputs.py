@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from localllm.backends.base import Batch, SamplingArrays, StepLimits
+from localllm.backends.base import BLOCK_TOKENS, Batch, Int32Array, SamplingArrays, StepLimits
 from localllm.backends.cpu.batch_check import PER_ROW
 from localllm.backends.cuda.kernels.attention import query_tiles
 from localllm.backends.cuda.kernels.sampling import DeviceSampling
@@ -63,6 +63,12 @@ class Inputs:
             name: self._take(shape.rows, dtype=getattr(_GREEDY, name).dtype) for name in PER_ROW
         }
         self._starts = {name: self._take(shape.rows + 1) for name in _STARTS}
+        self._arrays: dict[str, Any] = {
+            name: piece.device for name, piece in (self._rows | self._starts).items()
+        }
+        starts = np.arange(shape.seqs + 1, dtype=np.int32)
+        one_each = shape.tokens == shape.seqs
+        self._tiles_of_one_each = query_tiles(starts, 1, 1) if one_each else None
         self.forward = Forward(
             shape,
             self._ids.device,
@@ -98,34 +104,33 @@ class Inputs:
         for g, spare in enumerate(self._spare):
             slots, table = self._slots[g].host, self._tables[g].host
             slots[:tokens] = batch.slots[g]
-            slots[tokens:] = spare * 16
+            slots[tokens:] = spare * BLOCK_TOKENS
             table[:seqs, :width] = batch.block_tables[g, :, :width]
             table[seqs:, 0] = spare
-        starts = batch.query_start
-        if seqs < self.shape.seqs:
-            starts = np.arange(self.shape.seqs + 1, dtype=np.int32)
         for ratio, piece in self._tiles.items():
-            piece.host[...] = query_tiles(starts, ratio, 1)
+            tiles = self._tiles_of_one_each
+            piece.host[...] = query_tiles(batch.query_start, ratio, 1) if tiles is None else tiles
 
     def _fill_sampling(self, sampling: SamplingArrays) -> tuple[DeviceSampling, int]:
         rows, at = sampling.temperature.size, self._at
         for name, piece in self._rows.items():
             piece.host[:rows] = getattr(sampling, name)
-            piece.host[rows:] = getattr(_GREEDY, name)[0]
+            if rows < self.shape.rows:
+                piece.host[rows:] = getattr(_GREEDY, name)[0]
         for name, piece in self._starts.items():
             starts = getattr(sampling, name)
             piece.host[: rows + 1] = starts
             piece.host[rows + 1 :] = starts[-1]
-        arrays: dict[str, Any] = {name: p.device for name, p in (self._rows | self._starts).items()}
+        arrays, empty = dict(self._arrays), self._ids.device[:0]
         for name in _LISTS:
-            arrays[name], at = self._staging.put(at, getattr(sampling, name))
-        masks = arrays["mask_rows"][:0]
-        return DeviceSampling(**arrays, masks=masks, **DeviceSampling.known(sampling)), at
+            array = getattr(sampling, name)
+            arrays[name] = empty
+            if array.size:
+                arrays[name], at = self._staging.put(at, array)
+        return DeviceSampling(**arrays, masks=empty, **DeviceSampling.known(sampling)), at
 
 
-def tile_counts(
-    query_start: np.ndarray[tuple[int], np.dtype[np.int32]], ratios: set[int]
-) -> dict[int, int]:
+def tile_counts(query_start: Int32Array, ratios: set[int]) -> dict[int, int]:
     return {ratio: len(query_tiles(query_start, ratio, 1)) for ratio in ratios}
 
 

@@ -6,6 +6,7 @@ graph finds the inputs of every later step of its shape.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,11 +19,11 @@ Array = npt.NDArray[Any]
 _LINE = 64  # words; what kernels are compiled for depends on the alignment of their operands
 _WORD = 4  # bytes
 # Unsigned words keep their bits in signed ones.
-_TYPES: dict[str, torch.dtype] = {
-    "int32": torch.int32,
-    "uint32": torch.int32,
-    "float32": torch.float32,
-    "uint64": torch.int64,
+_TYPES: dict[np.dtype[Any], torch.dtype] = {
+    np.dtype(np.int32): torch.int32,
+    np.dtype(np.uint32): torch.int32,
+    np.dtype(np.float32): torch.float32,
+    np.dtype(np.uint64): torch.int64,
 }
 
 
@@ -50,9 +51,9 @@ class Staging:
 
     def take(self, at: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[Piece, int]:
         """An array that starts at word `at`, and where the next one may start."""
-        words = int(np.prod(shape)) * dtype.itemsize // _WORD
+        words = math.prod(shape) * dtype.itemsize // _WORD
         host = self._host[at : at + words].view(dtype).reshape(shape)
-        device = self._device[at : at + words].view(_TYPES[dtype.name]).view(shape)
+        device = self._device[at : at + words].view(_TYPES[dtype]).view(shape)
         return Piece(host, device), at + padded(words)
 
     def put(self, at: int, array: Array) -> tuple[Tensor, int]:

@@ -10,7 +10,7 @@ import torch
 
 from localllm.backends.cuda import weights as module
 from localllm.backends.cuda.kernels.embed import embed
-from localllm.backends.cuda.kernels.layout import PackedWeight
+from localllm.backends.cuda.kernels.layout import QUANTIZED, PackedWeight
 from localllm.backends.cuda.weights import Weights
 from localllm.backends.program import FloatArray, Program
 from localllm.errors import GGUFError
@@ -95,7 +95,7 @@ def test_floats_are_kept_in_the_type_of_the_products_but_for_routers() -> None:
 
 
 def test_a_format_without_a_kernel_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "QUANTIZED", module.QUANTIZED - {TensorType.Q4_0})
+    monkeypatch.setattr(module, "QUANTIZED", QUANTIZED - {TensorType.Q4_0})
     program = joined()
     tensors = random_tensors(program, kinds(a=TensorType.Q4_0, c=TensorType.Q4_0))
     weights, lines = load(program, tensors, torch.float16)
