@@ -108,6 +108,15 @@ def test_an_unknown_instruction_set_is_one_line() -> None:
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("command", ["serve", "chat", "bench"])
+def test_an_option_that_the_backend_lacks_is_said_in_one_line(command: str) -> None:
+    options = ["--port", "0"] if command == "serve" else []
+    done = localllm(command, str(TINY), "--backend", "cpu", "--kv-cache-dtype", "q8_0", *options)
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last == "localllm: the cpu backend has no KV cache in q8_0; torch has"
+
+
 def test_info() -> None:
     done = CliRunner().invoke(app, ["info", str(TINY)])
     assert done.exit_code == 0, done.stderr

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -52,13 +54,43 @@ def test_a_stream_is_the_whole_answer(server: RealServer, sampling: Any) -> None
     assert text == complete(server, **sampling)
 
 
-def test_a_client_that_leaves_frees_its_memory(server: RealServer) -> None:
+def test_a_chat_is_streamed_and_counted(server: RealServer) -> None:
+    body = {
+        "messages": [{"role": "user", "content": "abc"}],
+        "max_tokens": MAX_TOKENS,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "ignore_eos": True,
+    }
+    url, events = f"{server.url}/v1/chat/completions", []
+    with httpx.stream("POST", url, json=body, timeout=HANG) as answer:
+        for line in filter(None, answer.iter_lines()):
+            events.append(line.removeprefix("data: "))
+    assert events.pop() == "[DONE]"
+    chunks = [json.loads(event) for event in events]
+    assert chunks[-1]["usage"]["completion_tokens"] == MAX_TOKENS
+    reasons = [c["finish_reason"] for chunk in chunks for c in chunk["choices"]]
+    assert [reason for reason in reasons if reason] == ["length"]
+    assert len(chunks) > 2
+
+
+def test_a_client_that_leaves_disturbs_no_one(server: RealServer) -> None:
+    """What it had is freed, what it would have got is not computed, others get their bytes."""
+    other = {"prompt": "xyz", "max_tokens": 60, "ignore_eos": True, "temperature": 1, "seed": 3}
+    expected = complete(server, **other)
     before = server.health()["generated_tokens"]
+    answers: list[str] = []
+    beside = threading.Thread(target=lambda: answers.append(complete(server, **other)))
     body = {"prompt": "abc", "max_tokens": 200, "ignore_eos": True, "n": 20, "stream": True}
     with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=HANG) as answer:
         first_event(answer.iter_lines())
+        beside.start()
+        first_event(answer.iter_lines())
+    beside.join()
+    assert answers == [expected]
+    deadline = time.monotonic() + HANG
     while (report := server.health())["running"] or report["waiting"] or report["kv_usage"]:
-        pass
+        assert time.monotonic() < deadline, report
     assert server.health()["generated_tokens"] - before < 20 * 200
 
 
@@ -87,23 +119,42 @@ def params_of(index: int) -> SamplingParams:
     )
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_same_bytes_under_any_load(dtype: str) -> None:
+def test_a_cache_in_q8_0_is_told() -> None:
+    with LLM(TINY, kv_cache_dtype="q8_0", **OPTIONS) as llm:
+        assert "float32, KV cache in q8_0" in llm.ready.device
+        small = llm.ready.kv_bytes // sum(llm.ready.kv_blocks)
+    with LLM(TINY, **OPTIONS) as llm:
+        assert "q8_0" not in llm.ready.device
+        assert llm.ready.kv_bytes // sum(llm.ready.kv_blocks) * 34 == small * 32 * 4
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kv_cache_dtype"),
+    [("float32", "auto"), ("bfloat16", "auto"), ("bfloat16", "q8_0")],
+)
+def test_the_same_bytes_under_any_load(dtype: str, kv_cache_dtype: str) -> None:
+    options = {**OPTIONS, "dtype": dtype, "kv_cache_dtype": kv_cache_dtype}
     draw = np.random.default_rng(5)
     common = draw.integers(3, 120, 48).tolist()
     prompts = [
         [*common[: 16 * (i % 4)], *draw.integers(3, 120, 1 + 9 * i).tolist()] for i in range(8)
     ]
     params = [params_of(i) for i in range(len(prompts))]
-    with LLM(TINY, dtype=dtype, prefix_cache=False, **OPTIONS) as llm:
+    with LLM(TINY, prefix_cache=False, **options) as llm:
         alone = [llm.generate(p, own)[0].token_ids for p, own in zip(prompts, params, strict=True)]
         block_bytes = llm.ready.kv_bytes // sum(llm.ready.kv_blocks)
+        assert [g.token_ids for g in llm.generate(prompts, params)] == alone
+        assert llm.stats.preemptions == llm.stats.prefix_hits == 0
     assert all(len(ids) == LONG for ids in alone)
-    with LLM(TINY, dtype=dtype, kv_cache_memory=17 * block_bytes, **OPTIONS) as llm:
+    assert len({tuple(ids) for ids in alone}) > 4
+    with LLM(TINY, kv_cache_memory=17 * block_bytes, **options) as llm:
         preempted = llm.generate(prompts, params)
         assert llm.stats.preemptions > 0
         assert [g.token_ids for g in preempted] == alone
-    with LLM(TINY, dtype=dtype, max_num_batched_tokens=48, **OPTIONS) as llm:
+    with LLM(TINY, max_num_batched_tokens=48, **options) as llm:
         assert [g.token_ids for g in llm.generate(prompts, params)] == alone
-        assert [g.token_ids for g in llm.generate(prompts, params)] == alone
-        assert llm.stats.prefix_hits > 0
+        warm = llm.generate(prompts, params)
+        assert [g.token_ids for g in warm] == alone
+        assert all(
+            g.cached_tokens >= (len(p) - 1) // 16 * 16 for g, p in zip(warm, prompts, strict=True)
+        )
