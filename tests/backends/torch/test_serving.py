@@ -83,9 +83,10 @@ def test_a_client_that_leaves_disturbs_no_one(server: RealServer) -> None:
     beside = threading.Thread(target=lambda: answers.append(complete(server, **other)))
     body = {"prompt": "abc", "max_tokens": 200, "ignore_eos": True, "n": 20, "stream": True}
     with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=HANG) as answer:
-        first_event(answer.iter_lines())
+        lines = answer.iter_lines()
+        first_event(lines)
         beside.start()
-        first_event(answer.iter_lines())
+        first_event(lines)
     beside.join()
     assert answers == [expected]
     deadline = time.monotonic() + HANG
