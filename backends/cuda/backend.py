@@ -125,11 +125,8 @@ class CudaBackend:
             positions=limits.context,
             logit_rows=limits.logit_rows,
             fast=self.fast,
-            comm=self.comm,
         )
-        # Ranks talk in the midst of a step, which a graph cannot hold.
-        graphs = self.comm is None
-        return CudaStep(program, lowering, caches, limits, self.device, graphs=graphs)
+        return CudaStep(program, lowering, caches, limits, self.device, self.comm)
 
     def _device_name(self) -> str:
         if self.device.type != "cuda":

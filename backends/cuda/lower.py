@@ -73,6 +73,7 @@ class Context:
 
     forward: Forward
     kept: Kept
+    comm: Communicator | None = None  # to the other ranks, where the program is a part of one
     values: dict[int, Tensor] = field(default_factory=dict)
 
     def read(self, value: Value) -> Tensor:
@@ -104,6 +105,11 @@ class Work:
     dying: tuple[int, ...]
 
 
+def is_divided(program: Program) -> bool:
+    """Whether it is one rank's part of a program."""
+    return any(isinstance(op, AllReduce | AllGather | Receive | Send) for op in program.ops)
+
+
 class Lowering:
     """Makes closures of a program's ops. `positions`: how many a sequence may have."""
 
@@ -118,7 +124,6 @@ class Lowering:
         positions: int,
         logit_rows: int,
         fast: bool = False,
-        comm: Communicator | None = None,
     ) -> None:
         self._program = program
         self._weights = weights
@@ -127,7 +132,6 @@ class Lowering:
         self._device = device
         self._positions = positions
         self._fast = fast
-        self._comm = comm
         self._routers = routers(program)
         self._angles: dict[RopeTable, Angles] = {}
         logits = program.logits
@@ -196,13 +200,11 @@ class Lowering:
             case SelectRows():
                 return _stored(op.out, lambda c: c.read(op.x).index_select(0, c.forward.logit_rows))
             case AllReduce() | AllGather() | Receive() | Send():
-                if self._comm is None:
-                    raise ValueError("the program is one rank's part; there are no other ranks")
-                return _stored(op.out, between_ranks(op, self._comm))
+                return _stored(op.out, between_ranks(op))
 
     def _embed(self, op: Embed) -> Closure:
         matrix = self._weights.matrices[op.weight]
-        if self._comm is None:
+        if not is_divided(self._program):
             return lambda c: embed(c.forward.ids, matrix, c.new(op.out))
 
         def own_rows(c: Context) -> None:

@@ -10,11 +10,13 @@ from localllm.backends.base import MaskArray
 from localllm.backends.cuda.kernels.sampling import DeviceSampling
 from localllm.backends.cuda.staging import Staging
 
+_WORDS = 1 << 12  # to begin with
+
 
 class Masks:
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._staging = Staging(device, 0)
+        self._staging = Staging(device, _WORDS)
 
     def send(self, sampling: DeviceSampling, masks: MaskArray) -> DeviceSampling:
         """The sampling with its masks."""

@@ -1,8 +1,12 @@
-"""What passes between the ranks of a program that is divided."""
+"""What passes between the ranks of a program that is divided.
+
+The bits are those of one order of the ranks, whatever the sizes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,18 +20,41 @@ if TYPE_CHECKING:
 
 
 def between_ranks(
-    op: AllReduce | AllGather | Receive | Send, comm: Communicator
+    op: AllReduce | AllGather | Receive | Send,
 ) -> Callable[[Context], Tensor]:
     """Computes the op's output."""
     match op:
         case AllReduce():
-            return lambda c: _sum(comm.gather(c.read(op.x).contiguous(), [op.x.width] * op.ranks))
+            widths = [op.x.width] * op.ranks
+            return lambda c: _sum(_others(c).gather(c.read(op.x).contiguous(), widths))
         case AllGather():
-            return lambda c: torch.cat(comm.gather(c.read(op.x).contiguous(), op.widths), 1)
+            return lambda c: torch.cat(_others(c).gather(c.read(op.x).contiguous(), op.widths), 1)
         case Receive():
-            return lambda c: comm.receive(c.forward.shape.tokens, op.out.width)
+            return lambda c: _others(c).receive(c.forward.shape.tokens, op.out.width)
         case Send():
-            return lambda c: _sent(c.read(op.x), comm)
+            return lambda c: _sent(c.read(op.x).contiguous(), _others(c))
+
+
+@dataclass(frozen=True)
+class Rehearsing:
+    """A Communicator without others, for steps that only warm up or take memory."""
+
+    device: torch.device
+
+    def gather(self, x: Tensor, widths: Sequence[int]) -> list[Tensor]:
+        return [torch.zeros((len(x), width), device=self.device) for width in widths]
+
+    def send(self, x: Tensor) -> None:
+        """Goes nowhere."""
+
+    def receive(self, rows: int, width: int) -> Tensor:
+        return torch.zeros((rows, width), device=self.device)
+
+
+def _others(context: Context) -> Communicator:
+    if context.comm is None:
+        raise ValueError("the program is one rank's part, and there are no other ranks")
+    return context.comm
 
 
 def _sum(parts: list[Tensor]) -> Tensor:

@@ -15,11 +15,13 @@ from localllm.backends.cuda.fusion import NONE, find_fusions
 from localllm.backends.cuda.graphs import Graphs
 from localllm.backends.cuda.inputs import Forward, Inputs, staging_words, tile_counts
 from localllm.backends.cuda.kernels.sampling import DeviceSampling, sample
-from localllm.backends.cuda.lower import Context, Lowering
+from localllm.backends.cuda.lower import Context, Lowering, is_divided
 from localllm.backends.cuda.masks import Masks
 from localllm.backends.cuda.memory import tells_shortage_at_run_time
+from localllm.backends.cuda.ranks import Rehearsing
 from localllm.backends.cuda.shapes import Shapes, StepShape
 from localllm.backends.cuda.staging import Staging, event, host_memory
+from localllm.backends.parallel.communicator import Communicator
 from localllm.backends.program import Attention, FloatArray, Program, Send
 
 _ANY = 1 << 31  # a bound for what another stage checks
@@ -31,8 +33,9 @@ class CudaStep:
     """Runs batches; see `backends.base.Step`.
 
     `submit` puts the work in the device's queue, sampling included unless a mask is still to come.
-    The logits and the inputs lie at fixed addresses. With `graphs`, steps of one token per sequence
-    are filled up to one of a few shapes and replayed.
+    The logits and the inputs lie at fixed addresses. Steps of one token per sequence are filled up
+    to one of a few shapes and replayed. `comm` reaches the other ranks of a program that is
+    divided, whose steps are launched as they are.
     """
 
     def __init__(
@@ -42,13 +45,13 @@ class CudaStep:
         caches: Caches,
         limits: StepLimits,
         device: torch.device,
-        *,
-        graphs: bool,
+        comm: Communicator | None = None,
     ) -> None:
         if program.logits is None and not any(isinstance(op, Send) for op in program.ops):
             raise ValueError("the program was not finished")
         self._program, self._lowering, self._limits = program, lowering, limits
         self._device = device
+        self._comm = comm
         self._caches = caches
         self._blocks = [
             n if layers else _ANY for n, layers in zip(caches.n_blocks, caches.layers, strict=True)
@@ -64,7 +67,8 @@ class CudaStep:
         words = staging_words(limits, len(caches.n_blocks), self._shapes.most_context, self._ratios)
         self._staging = Staging(device, words)
         self._masks = Masks(device)
-        self._graphs = Graphs(device) if graphs else None
+        # Ranks talk in the midst of a step, which a graph cannot hold.
+        self._graphs = None if is_divided(program) else Graphs(device)
         self._inputs: dict[StepShape, Inputs] = {}  # of the shapes that have a graph
         self._tokens = host_memory(device, limits.logit_rows)
         self._done = event(device)
@@ -89,7 +93,11 @@ class CudaStep:
         context = self._shapes.most_context
         seqs = self._shapes.most_seqs
         self._rehearse(seqs, seqs, context)
-        self._rehearse(self._limits.tokens, min(seqs, self._limits.tokens), context)
+        # What attention leaves between its kernels is most somewhere below the most tokens.
+        tokens = self._limits.tokens
+        while tokens > seqs:
+            self._rehearse(tokens, seqs, context)
+            tokens //= 2
 
     @tells_shortage_at_run_time
     @torch.inference_mode()
@@ -127,7 +135,7 @@ class CudaStep:
         outputs: list[FloatArray] = []
         with self._on_device():
             forward, _ = self._sent(batch, self._shapes.of(batch))
-            context = Context(forward, self._lowering.kept)
+            context = Context(forward, self._lowering.kept, self._comm)
             for work in self._lowering.lower(NONE):
                 work.run(context)
                 output: FloatArray = context.read(work.out).float().cpu().numpy()
@@ -161,7 +169,7 @@ class CudaStep:
         return Inputs(self._staging, shape, tiles, self._caches.n_blocks)
 
     def _forward(self, forward: Forward) -> None:
-        context = Context(forward, self._lowering.kept)
+        context = Context(forward, self._lowering.kept, self._comm)
         for work in self._work:
             work.run(context)
             for buffer in work.dying:
@@ -177,9 +185,13 @@ class CudaStep:
 
     @torch.inference_mode()
     def _rehearse(self, tokens: int, seqs: int, context: int) -> None:
-        """A step of that shape in the blocks that no sequence has."""
-        with self._on_device():
-            self._launch(*self._rehearsal(tokens, seqs, context))
+        """A step of that shape in the blocks that no sequence has, without other ranks."""
+        comm, self._comm = self._comm, Rehearsing(self._device)
+        try:
+            with self._on_device():
+                self._launch(*self._rehearsal(tokens, seqs, context))
+        finally:
+            self._comm = comm
 
     def _rehearsal(self, tokens: int, seqs: int, context: int) -> tuple[Batch, StepShape]:
         spare = np.array(self._caches.n_blocks, np.int32)
