@@ -42,7 +42,7 @@ class Crew:
         self.links = list(links)
         self._end = end
         self._closing = False
-        self._busy = False
+        self._busy = True  # from an order until it is done; at first until the ranks are there
         self._loss: LocalLLMError | None = None
         self._lost = threading.Event()
         self._heard = threading.Event()  # of the loss, by who gives the orders
@@ -66,6 +66,7 @@ class Crew:
             if answer is None:
                 raise self._told_loss()
             found.append(answer.value)
+        self._busy = False
         return found
 
     @contextmanager
@@ -91,6 +92,8 @@ class Crew:
 
     def close(self) -> None:
         """Ends the other ranks."""
+        if self._closing:
+            return
         self._closing = True
         self._heard.set()
         if not self._lost.is_set():
@@ -105,6 +108,9 @@ class Crew:
         self._woken.close()
 
     def _send(self, packed: Sequence[bytes]) -> None:
+        self._busy = True
+        if self._lost.is_set():
+            raise self._told_loss()
         try:
             for link, message in zip(self.links, packed, strict=True):
                 link.connection.send_bytes(message)
