@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -21,6 +22,7 @@ from gpu_checks.parts import ENVIRONMENT, PARTS
 RESERVE = 10.0  # seconds at the end that no part gets
 GRACE = 3.0  # seconds after its time in which a part may still stop by itself
 POLL = 0.05
+REWRITE = 2.0  # seconds between one state of the file and the next
 NO_GPU = "no GPU to run on: nothing was measured, and nothing is claimed"
 
 
@@ -37,7 +39,7 @@ class Settings:
 class Entry:
     """What has become of a part; its shares' findings lie side by side."""
 
-    state: str = "done"  # or failed, out of time, skipped
+    state: str = "done"  # or running, failed, out of time, skipped
     seconds: float = 0.0
     found: dict[str, Json] = field(default_factory=dict)
 
@@ -76,6 +78,8 @@ class Run:
         self.folder = folder
         self.began = time.monotonic()
         self.entries: dict[str, Entry] = {}
+        self.running: list[Job] = []
+        self.written = self.began
 
     def stage(self, names: list[str]) -> None:
         """Runs the parts side by side, as far as there are cores, and waits for them."""
@@ -83,16 +87,18 @@ class Run:
         shares = {name: max(1, min(PARTS[name].shards, cores // 4)) for name in names}
         waiting = [(name, shard, n) for name, n in shares.items() for shard in range(n)]
         with ExitStack() as stack:
-            running: list[Job] = []
-            while waiting or running:
-                while waiting and len(running) < max(1, cores - 2):
+            while waiting or self.running:
+                while waiting and len(self.running) < max(1, cores - 2):
                     for job in self._started(*waiting.pop(0)):
                         stack.callback(job.stop)
-                        running.append(job)
-                for job in running.copy():
+                        self.running.append(job)
+                for job in self.running.copy():
                     if (state := job.ended()) is not None:
-                        running.remove(job)
-                        self._take(job, state)
+                        self.running.remove(job)
+                        _take(self.entries, job, state)
+                        self.write()
+                if self.settings.out and time.monotonic() - self.written > REWRITE:
+                    self.write()
                 time.sleep(POLL)
 
     def _started(self, name: str, shard: int, shards: int) -> Iterator[Job]:
@@ -111,19 +117,15 @@ class Run:
         process = subprocess.Popen(command, stdout=sys.stderr)
         yield Job(name, file, process, now, now + seconds)
 
-    def _take(self, job: Job, state: str) -> None:
-        entry = self.entries.setdefault(job.part, Entry())
-        if state != "done":
-            entry.state = state
-        entry.seconds = max(entry.seconds, time.monotonic() - job.began)
-        entry.found |= job.found()
-
     def gpu(self) -> Json:
         entry = self.entries.get(ENVIRONMENT, Entry())
         return entry.found.get("gpu")
 
     def document(self) -> dict[str, Json]:
-        parts = {name: vars(entry) for name, entry in self.entries.items()}
+        entries = deepcopy(self.entries)
+        for job in self.running:
+            _take(entries, job, "running")
+        parts = {name: vars(entry) for name, entry in entries.items()}
         document: dict[str, Json] = {"gpu": self.gpu(), "rehearsal": self.settings.rehearsal}
         if self.settings.rehearsal:
             document["note"] = NOT_MEASURED
@@ -135,6 +137,8 @@ class Run:
         return document
 
     def write(self) -> None:
+        """What is known so far, from parts that still run too."""
+        self.written = time.monotonic()
         document = self.document()
         if self.settings.out is None:
             print(json.dumps(document), flush=True)
@@ -145,6 +149,15 @@ class Run:
         failed = any(entry.state == "failed" for entry in self.entries.values())
         exact = {name: vars(e) for name, e in self.entries.items() if PARTS[name].exact}
         return int(failed or bool(goals(exact)["missed"]))
+
+
+def _take(entries: dict[str, Entry], job: Job, state: str) -> None:
+    """Adds to a part's entry what a process has found."""
+    entry = entries.setdefault(job.part, Entry())
+    if state != "done":
+        entry.state = state
+    entry.seconds = max(entry.seconds, time.monotonic() - job.began)
+    entry.found |= job.found()
 
 
 def run_all(settings: Settings) -> int:

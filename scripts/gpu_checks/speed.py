@@ -6,7 +6,6 @@ import math
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 from gpu_checks.check import Check, Json
 from gpu_checks.load import Load, blocks_for
@@ -14,7 +13,7 @@ from gpu_checks.random_program import MIX, layer_weights, product_bytes, random_
 from gpu_checks.timing import kernel_time, seconds, wait_for
 from localllm.backends.base import StepLimits
 from localllm.backends.cuda.backend import CudaBackend
-from random_model import SHAPES
+from random_model import SHAPES, Shape
 
 # Shares of the copy's bandwidth, of the library's matmul rate, of a step; see README.md.
 READ_FLOOR, READ_AIM = 0.50, 0.70
@@ -22,13 +21,15 @@ COMPANY_FLOOR = 25.0  # times the tokens per second of one sequence
 PREFILL_FLOOR = 0.45
 OUTSIDE_LIMIT = 0.05
 
+REHEARSED_SHAPE = Shape(layers=1, width=256, ffn=256, heads=4, kv_heads=1, vocab=64)
+
 
 class Plan:
     """What is run: in a rehearsal next to nothing."""
 
     def __init__(self, rehearsal: bool) -> None:
-        self.shape_name = "tiny" if rehearsal else "llama-8b"
-        self.shape = replace(SHAPES["tiny"], layers=1) if rehearsal else SHAPES["llama-8b"]
+        self.shape_name = "next to nothing" if rehearsal else "llama-8b"
+        self.shape = REHEARSED_SHAPE if rehearsal else SHAPES["llama-8b"]
         self.batches = (1, 2) if rehearsal else (1, 16, 64)
         self.prefill = 3 if rehearsal else 4096
         self.prompt = 1 if rehearsal else 64  # before decoding starts

@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from pathlib import Path
@@ -135,9 +136,32 @@ def test_a_rehearsal_runs_to_its_end(bare: dict[str, str], tmp_path: Path) -> No
     assert "No module named 'transformers'" in parts["transformers"]["found"]["why"]
 
 
-def test_a_part_that_fails_or_has_no_time_costs_no_other_its_result(
-    bare: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_kill_loses_no_finding(bare: dict[str, str], tmp_path: Path) -> None:
+    out = tmp_path / "result.json"
+    command = [sys.executable, str(SCRIPT), "--rehearse", "--parts", "kernels", "--out", str(out)]
+    with subprocess.Popen(command, env=bare, stderr=subprocess.PIPE, text=True) as process:
+        while process.poll() is None and "MXFP4" not in (out.read_text() if out.exists() else ""):
+            time.sleep(0.1)
+        process.terminate()
+        _, log = process.communicate(timeout=60)
+    assert process.returncode == 143, log
+    parts = json.loads(out.read_text())["parts"]
+    assert parts["environment"]["state"] == "done"
+    assert parts["kernels"]["state"] == "running"
+    assert parts["kernels"]["found"]["Q4_K"]["1 columns"]["met"] is True
+
+
+def test_a_part_that_fails_says_why(bare: dict[str, str], tmp_path: Path) -> None:
+    hook = Path(bare["PYTHONPATH"]) / "sitecustomize.py"
+    (tmp_path / hook.name).write_text(hook.read_text().replace("'triton'", "'nothing'"))
+    done = run({**bare, "PYTHONPATH": str(tmp_path)}, "--rehearse", "--parts", "kernels")
+    assert done.returncode == 1
+    kernels = json.loads(done.stdout.splitlines()[-1])["parts"]["kernels"]
+    assert kernels["state"] == "failed"
+    assert "No module named 'triton'" in kernels["found"]["error"]
+
+
+def test_a_part_without_time_is_left_out_and_says_so(bare: dict[str, str], tmp_path: Path) -> None:
     out = tmp_path / "result.json"
     done = run(bare, "--rehearse", "--out", str(out), "--seconds", "45", "--parts", "speed")
     result = json.loads(out.read_text())
