@@ -15,7 +15,7 @@ from localllm.backends.base import StepLimits
 from localllm.backends.cuda.backend import CudaBackend
 from random_model import SHAPES, Shape
 
-# Shares of the copy's bandwidth, of the library's matmul rate, of a step; see README.md.
+# Goals: shares of the copy's bandwidth, of the library's matmul rate, of a step.
 READ_FLOOR, READ_AIM = 0.50, 0.70
 COMPANY_FLOOR = 25.0  # times the tokens per second of one sequence
 PREFILL_FLOOR = 0.45

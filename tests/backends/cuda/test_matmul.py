@@ -54,6 +54,17 @@ def test_quantized_products(
     assert_close(out, x.numpy() @ values.T, 2e-6)
 
 
+@pytest.mark.parametrize("tensor_type", sorted(QUANTIZED), ids=lambda t: t.name)
+def test_one_token_one_row_one_block(tensor_type: TensorType, rng: np.random.Generator) -> None:
+    """Next to all of a tile, and for blocks of 32 most of a chunk, is filling."""
+    cols = block_size(tensor_type)
+    weight, values = quantized(tensor_type, 1, cols, rng)
+    x, out = normal(rng, 1, cols), torch.full((1, 1), torch.nan)
+    matmul(x, weight, out)
+    largest = float(np.abs(x.numpy() * values).max())
+    np.testing.assert_allclose(out.numpy(), x.numpy() @ values.T, rtol=0, atol=3e-6 * largest)
+
+
 @pytest.mark.parametrize("tensor_type", PLAIN, ids=lambda t: t.name)
 @pytest.mark.parametrize("cols", [1, 100, 130])
 def test_plain_products(tensor_type: TensorType, cols: int, rng: np.random.Generator) -> None:
