@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -10,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from localllm.backends.direct import DirectRunner  # noqa: E402
+from localllm.backends.parallel.communicator import Communicator  # noqa: E402
 from localllm.backends.parallel.shard import divide  # noqa: E402
 from localllm.backends.program import FloatArray, Moe, Program  # noqa: E402
 from localllm.backends.torch_common.backend import TorchBackend  # noqa: E402
@@ -50,6 +51,10 @@ def threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+def on_cpu(dtype: str) -> Callable[[Communicator], TorchBackend]:
+    return lambda comm: TorchBackend("cpu", dtype, threads=1, comm=comm)
+
+
 def check_case(case: ArchitectureCase, tensor_ranks: int, stages: int) -> None:
     tokens, expected = case.tokens().tolist(), case.logits()
     with GGUFFile.open(case.gguf) as file:
@@ -61,7 +66,7 @@ def check_case(case: ArchitectureCase, tensor_ranks: int, stages: int) -> None:
         pieces = divide(program, file.tensors, tensor_ranks, stages)
         for dtype, tolerance in TOLERANCE.items():
             ranks = logits_of_ranks(
-                pieces, file.tensors, dtype, tokens, context=context, chunk=len(tokens)
+                pieces, file.tensors, on_cpu(dtype), tokens, context=context, chunk=len(tokens)
             )
             for (logits,) in ranks:
                 assert np.array_equal(logits, ranks[0][0])
@@ -110,7 +115,9 @@ def run_ranks(
     chunk: int,
 ) -> list[FloatArray]:
     pieces = divide(program, tensors, *size)
-    ranks = logits_of_ranks(pieces, tensors, "float32", *sequences, context=CONTEXT, chunk=chunk)
+    ranks = logits_of_ranks(
+        pieces, tensors, on_cpu("float32"), *sequences, context=CONTEXT, chunk=chunk
+    )
     for rank in ranks:
         for own, first in zip(rank, ranks[0], strict=True):
             assert np.array_equal(own, first)
