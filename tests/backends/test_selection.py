@@ -71,6 +71,8 @@ def test_cuda_has_its_own_kernels_where_triton_is(
     chosen = select(fast=triton)
     assert made == [("bfloat16", "cuda", True, "auto") if triton else ("cuda", "bfloat16", 1)]
     assert ("Triton is not installed" in chosen.why) != triton
+    select(device="cuda", dtype="float16", kv_cache_dtype="q8_0")
+    assert ("float16" in made[1], "cuda" in made[1]) == (True, True)
 
 
 def test_fast_is_refused_with_the_reason_where_auto_takes_the_cpu(

@@ -17,7 +17,8 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-from localllm.backends.base import SamplingArrays
+from localllm.backends.base import SamplingArrays, StepLimits
+from localllm.backends.cuda.backend import CudaBackend
 from localllm.backends.cuda.kernels.attention import AttentionShape, attend
 from localllm.backends.cuda.kernels.elementwise import act_mul, add
 from localllm.backends.cuda.kernels.embed import embed
@@ -30,6 +31,7 @@ from localllm.backends.cuda.kernels.rope import Angles, rope, rope_and_store, st
 from localllm.backends.cuda.kernels.sampling import DeviceSampling, sample
 from localllm.gguf import TensorType
 from localllm.gguf.blocks import row_bytes
+from tests.backends.cpu.programs import PROGRAMS, random_tensors
 
 BF16 = torch.bfloat16
 FOR_DECODE = {TensorType.Q8_0, TensorType.Q3_K, TensorType.IQ4_XS, TensorType.F16}
@@ -129,6 +131,21 @@ def compile_others() -> None:
     combine(pairs, weights, x)
 
 
+def compile_steps() -> None:
+    """Whole steps, as the backend launches them."""
+    program = PROGRAMS["dense"]()
+    tensors = random_tensors(program, lambda _: TensorType.Q8_0)
+    backend = CudaBackend("bfloat16", "cpu")
+    weights = backend.load(program, tensors, print_to_stderr)
+    caches = backend.alloc_kv(program.kv_groups, [1] * len(program.kv_groups))
+    limits = StepLimits(tokens=4, seqs=2, logit_rows=4, context=600)
+    backend.compile(program, weights, caches, limits, print_to_stderr).fill()
+
+
+def print_to_stderr(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
 if __name__ == "__main__":
     assert not triton.knobs.runtime.interpret
     compile_only(int(sys.argv[1]))
@@ -136,3 +153,4 @@ if __name__ == "__main__":
     compile_attention()
     compile_others()
     compile_sampling()
+    compile_steps()
