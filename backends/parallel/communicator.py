@@ -9,6 +9,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+class UnreachableError(RuntimeError):
+    """Another rank is gone, or was waited for too long."""
+
+
 class Communicator(Protocol):
     """Between the ranks of one step. All ranks of a stage call `gather` in the same order.
 

@@ -11,6 +11,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
+from localllm.backends.parallel.communicator import UnreachableError
 from localllm.backends.parallel.links import Link
 from localllm.backends.parallel.messages import Done, Failed, Order, Stop
 from localllm.errors import DeviceOutOfMemoryError, EngineError, LocalLLMError
@@ -73,7 +74,7 @@ class Crew:
     def working(self, *, done: bool = True) -> Iterator[None]:
         """While ranks work together; they still do after it unless that ends what they `done`.
 
-        A RuntimeError that comes of a loss becomes the loss.
+        Where they do not, that becomes an EngineError, the loss if there is one.
         """
         self._busy = True
         try:
@@ -83,6 +84,8 @@ class Crew:
         except RuntimeError as error:
             if (loss := self.loss()) is not None:
                 raise loss from error
+            if isinstance(error, UnreachableError):
+                raise EngineError(f"the ranks do not reach each other: {error}") from error
             raise
         self._busy = not done
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from localllm.backends.parallel.communicator import UnreachableError
 from localllm.backends.parallel.ranks import Ranks
 from localllm.backends.parallel.stores import Store
 
@@ -25,26 +27,27 @@ class RankCommunicator:
     """Implements `Communicator`, and brings rank 0 the logits of the last stage.
 
     Waits for all ranks to be made. A rank that ends makes what the others wait for fail with
-    RuntimeError.
+    UnreachableError, on a GPU perhaps later and with another RuntimeError.
     """
 
     def __init__(self, ranks: Ranks, rank: int, store: Store, device: torch.device) -> None:
-        dist.init_process_group(
-            library(device),
-            store=store,
-            rank=rank,
-            world_size=ranks.count,
-            timeout=PATIENCE,
-            device_id=device if device.type == "cuda" else None,
-        )
         self._device = device
         self._next = rank + ranks.tensor
         self._before = rank - ranks.tensor
         self._with_logits = ranks.with_logits
         self._sent: list[tuple[dist.Work, Tensor]] = []
         stage, _ = ranks.place(rank)
-        # Every rank takes part in making every group.
-        groups = [dist.new_group(ranks.of_stage(s), PATIENCE) for s in range(ranks.stages)]
+        with _reaching():
+            dist.init_process_group(
+                library(device),
+                store=store,
+                rank=rank,
+                world_size=ranks.count,
+                timeout=PATIENCE,
+                device_id=device if device.type == "cuda" else None,
+            )
+            # Every rank takes part in making every group.
+            groups = [dist.new_group(ranks.of_stage(s), PATIENCE) for s in range(ranks.stages)]
         self._group = groups[stage]
 
     def gather(self, x: Tensor, widths: Sequence[int]) -> list[Tensor]:
@@ -53,7 +56,8 @@ class RankCommunicator:
         widest = max(widths)
         own = torch.nn.functional.pad(x, (0, widest - x.shape[1])).contiguous()
         parts = [torch.empty_like(own) for _ in widths]
-        dist.all_gather(parts, own, group=self._group)
+        with _reaching():
+            dist.all_gather(parts, own, group=self._group)
         return [part[:, :width] for part, width in zip(parts, widths, strict=True)]
 
     def send(self, x: Tensor) -> None:
@@ -72,8 +76,9 @@ class RankCommunicator:
 
     def flush(self) -> None:
         """Waits until all that was sent has left."""
-        for work, _ in self._sent:
-            work.wait()
+        with _reaching():
+            for work, _ in self._sent:
+                work.wait()
         self._sent.clear()
 
     def close(self) -> None:
@@ -83,12 +88,22 @@ class RankCommunicator:
     def _send(self, x: Tensor, rank: int) -> None:
         if len(x):
             x = x.contiguous()
-            work = dist.isend(x, rank)
+            with _reaching():
+                work = dist.isend(x, rank)
             assert work is not None
             self._sent.append((work, x))  # which has to live as long
 
     def _receive(self, rows: int, width: int, rank: int) -> Tensor:
         x = torch.empty(rows, width, device=self._device)
         if rows:
-            dist.recv(x, rank)
+            with _reaching():
+                dist.recv(x, rank)
         return x
+
+
+@contextmanager
+def _reaching() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise UnreachableError(str(error)) from error

@@ -18,6 +18,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
+from localllm.backends.parallel.communicator import UnreachableError
 from localllm.backends.parallel.messages import Answer, Done, Failed, Hello, Order, Run, Setup, Stop
 from localllm.child_process import tie_to_parent
 from localllm.errors import LocalLLMError
@@ -66,7 +67,7 @@ def work(connection: ToRank0, place: Place | None = None) -> NoReturn:
             if not isinstance(order, Run):
                 connection.send(Done(answer))
     except Exception as error:
-        if isinstance(error, LocalLLMError):
+        if isinstance(error, LocalLLMError | UnreachableError):
             _log.info("%s", error)
         else:
             traceback.print_exc()

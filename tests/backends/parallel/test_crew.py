@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from localllm.backends.parallel.communicator import UnreachableError
 from localllm.backends.parallel.crew import Crew
 from localllm.backends.parallel.links import Link
 from localllm.backends.parallel.messages import Done, Failed, Join, Run, Stop, TellMemory
@@ -95,6 +96,12 @@ def test_a_collective_that_fails_is_explained(fakes: Fakes) -> None:
 def test_without_a_loss_an_error_is_what_it_is(fakes: Fakes) -> None:
     with pytest.raises(RuntimeError, match="timed out"), fakes.crew.working():
         raise RuntimeError("timed out")
+
+
+def test_ranks_that_do_not_reach_each_other_are_an_engines_error(fakes: Fakes) -> None:
+    words = "the ranks do not reach each other: timed out"
+    with pytest.raises(EngineError, match=words), fakes.crew.working():
+        raise UnreachableError("timed out")
 
 
 def test_memory_that_one_rank_lacks_ends_the_step_for_all(fakes: Fakes) -> None:

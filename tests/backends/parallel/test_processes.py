@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from localllm.backends.parallel.backend import ParallelBackend  # noqa: E402
 from localllm.backends.program import Program  # noqa: E402
 from localllm.backends.selection import select  # noqa: E402
 from localllm.config import EngineConfig  # noqa: E402
-from localllm.errors import GGUFError  # noqa: E402
+from localllm.errors import EngineError, GGUFError  # noqa: E402
 from localllm.gguf import GGUFFile  # noqa: E402
 from localllm.models import build_program, trained_context  # noqa: E402
 from tests.helpers import FIXTURES, architecture_cases  # noqa: E402
@@ -102,6 +103,16 @@ def test_memory_is_the_least_ranks_times_their_number() -> None:
         assert backend.kv_block_bytes(group) == 16 * 4 * heads, "two halves"
         assert backend.threads == 2
         assert backend.describe().endswith("on 2 ranks (tensor 2, pipeline 1) over gloo")
+
+
+def test_a_rank_that_hangs_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("localllm.backends.parallel.distributed.PATIENCE", timedelta(seconds=10))
+    with led(TINY, 2, 1) as backend, opened(TINY) as (file, program):
+        runner = DirectRunner(backend, program, file.tensors, context=128)
+        (rank,) = rank_processes()
+        rank.suspend()
+        with pytest.raises(EngineError, match="the ranks do not reach each other"):
+            runner.logits([1, 2, 3], chunk=3)
 
 
 def test_what_another_rank_does_not_find_is_told(tmp_path: Path) -> None:
