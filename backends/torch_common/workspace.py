@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from localllm.backends.base import StepLimits
-from localllm.backends.program import Attention, Moe, Program, Value
+from localllm.backends.program import AllReduce, Attention, Moe, Program, Value
 from localllm.backends.torch_common.attention import MOST_TILES, PARTITION, TILE_ROWS
 from localllm.backends.torch_common.step import last_uses
 from localllm.backends.torch_common.weights import SLAB_ELEMENTS
@@ -52,6 +52,8 @@ def _transient_bytes(program: Program, limits: StepLimits) -> Iterator[int]:
         yield _COPIES * _FLOAT * inputs * (_rows(op.out, limits) + TILE_ROWS)
         if isinstance(op, Moe):
             yield _COPIES * _FLOAT * limits.tokens * op.used * inputs
+        if isinstance(op, AllReduce):
+            yield (op.ranks + _COPIES) * _FLOAT * op.x.width * _rows(op.out, limits)
         if isinstance(op, Attention):
             heads, kv_heads = op.q.width // op.head_dim, op.k.width // op.head_dim
             gathered = kv_heads * (op.head_dim + op.value_dim) * PARTITION
