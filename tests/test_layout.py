@@ -22,7 +22,8 @@ import importlib, pkgutil, sys
 sys.path.insert(0, sys.argv[1])
 import localllm
 assert localllm.__file__.startswith(sys.argv[1]), localllm.__file__
-of_torch = tuple(f"localllm.backends.{name}." for name in ("torch_common", "cuda", "mps"))
+names = ("torch_common", "cuda", "mps", "parallel")
+of_torch = tuple(f"localllm.backends.{name}." for name in names)
 for module in pkgutil.walk_packages(localllm.__path__, "localllm."):
     if not module.name.endswith("__main__"):
         if not module.name.startswith(of_torch):
