@@ -39,11 +39,11 @@ def select(config: EngineConfig) -> Selection:
         return Selection(ReferenceBackend(), "")
     if config.backend not in ("auto", "cpu", "torch"):
         raise RequestError(f"unknown backend {config.backend!r}", param="backend")
-    if config.ranks > 1:
-        return _ranks(config)
     device, why = config.device, ""
     if config.backend == "cpu":
         device = "cpu"
+    elif config.ranks > 1:
+        device = "cuda" if config.device == "auto" else config.device
     elif device == "auto":
         device, why = _best_device(config.backend)
         _log.info("device %s: %s", device, why)
@@ -52,6 +52,8 @@ def select(config: EngineConfig) -> Selection:
     if device == "cuda" and not _has_triton():
         why = "; ".join(filter(None, (why, WITHOUT_TRITON)))
         _log.warning("device cuda: %s", WITHOUT_TRITON)
+    if config.ranks > 1:
+        return Selection(_ranks(config, device), why)
     if config.backend == "torch" or device != "cpu":
         return Selection(torch_backend(config, device), why)
     _refuse_kv_cache_dtype(config, "cpu")
@@ -69,11 +71,9 @@ def _refuse_kv_cache_dtype(config: EngineConfig, backend: str) -> None:
         )
 
 
-def _ranks(config: EngineConfig) -> Selection:
-    """NVIDIA GPUs, or what the configuration names."""
+def _ranks(config: EngineConfig, device: str) -> Backend:
     from localllm.backends.parallel.torchrun import Torchrun
 
-    device = "cuda" if config.device == "auto" else config.device
     if not _has_torch():
         raise RequestError(f"ranks need it, but {TORCH_IS_MISSING}", param="backend")
     torchrun = Torchrun.find(config)
@@ -90,7 +90,7 @@ def _ranks(config: EngineConfig) -> Selection:
     links = [] if torchrun else start_ranks(config.ranks)
     from localllm.backends.parallel.backend import ParallelBackend  # slow, while the others start
 
-    return Selection(ParallelBackend.lead(config, device, links, torchrun), "")
+    return ParallelBackend.lead(config, device, links, torchrun)
 
 
 def torch_backend(

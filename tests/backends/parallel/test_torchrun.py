@@ -69,6 +69,11 @@ def test_too_few_gpus_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
         selection.select(config())
 
 
+def test_what_only_gpus_do_is_refused_on_the_cpu() -> None:
+    with pytest.raises(RequestError, match="fast is an option of the device cuda"):
+        selection.select(config(device="cpu", fast=True))
+
+
 def test_ranks_without_torch_say_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selection, "_has_torch", lambda: False)
     with pytest.raises(RequestError, match=r"pip install localllm\[torch\]"):
