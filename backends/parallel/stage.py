@@ -13,8 +13,9 @@ from localllm.backends.parallel.micro_batches import cut
 from localllm.backends.parallel.ranks import Ranks
 from localllm.backends.program import Program
 
-# Of a micro-batch. With fewer a product takes no less time: the weights have to be read.
-_LEAST_TOKENS = {"cpu": 32, "cuda": 256}
+# Of a micro-batch. With fewer, reading the weights again (on the CPU dequantizing them) takes more
+# time than the stages gain by computing at once.
+_LEAST_TOKENS = {"cpu": 128, "cuda": 256}
 
 
 class RankStep(Step, Protocol):

@@ -76,7 +76,6 @@ def opened(model: Path) -> Iterator[tuple[GGUFFile, Program]]:
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 @pytest.mark.parametrize("case", LONG, ids=lambda case: case.name)
 def test_logits_are_llama_cpps_whatever_the_company(case: Any, sizes: tuple[int, int]) -> None:
-    """With stages, many tokens at once are cut into parts, and one token is not."""
     tokens, expected = case.tokens().tolist(), case.logits()
     with led(case.gguf, *sizes) as backend, opened(case.gguf) as (file, program):
         context = trained_context(file)
@@ -84,12 +83,22 @@ def test_logits_are_llama_cpps_whatever_the_company(case: Any, sizes: tuple[int,
         (whole,) = runner.logits(tokens, chunk=len(tokens))
         assert np.mean(np.square(whole - expected)) < 1e-6 * np.mean(np.square(expected))
         others = tokens[::-1], tokens[3:]
-        mixed, _, shifted = runner.logits(tokens, *others, chunk=[37, 90, 64])
+        mixed, _, shifted = runner.logits(tokens, *others, chunk=[137, 190, 164])
         assert np.array_equal(mixed, whole)
         (alone,) = runner.logits(others[1], chunk=len(tokens))
         assert np.array_equal(shifted, alone)
         (single,) = runner.logits(tokens[:20], chunk=1)
         assert np.array_equal(single, whole[:20])
+
+
+def test_stages_cut_a_long_step_and_not_a_short_one() -> None:
+    sequences = [[5 + (i * step) % 90 for i in range(250)] for step in (1, 7)]
+    with led(TINY, 1, 2) as backend, opened(TINY) as (file, program):
+        runner = DirectRunner(backend, program, file.tensors, context=256, max_seqs=2)
+        together = runner.logits(*sequences, chunk=[250, 219])
+        for sequence, found in zip(sequences, together, strict=True):
+            (alone,) = runner.logits(sequence, chunk=50)
+            assert np.array_equal(found, alone)
 
 
 def test_memory_is_the_least_ranks_times_their_number() -> None:
