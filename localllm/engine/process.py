@@ -74,6 +74,8 @@ def main() -> None:
 def _load(config: EngineConfig, line: Line) -> EngineCore | None:
     try:
         core = load_engine(config, lambda text: line.send(Loading(text)))
+    except EngineError:
+        raise  # another try may go well
     except LocalLLMError as error:
         line.send(Fatal(type(error).__name__, str(error)))
     except (EOFError, BrokenPipeError, ConnectionResetError):

@@ -153,6 +153,28 @@ def test_nothing_is_left_of_a_server_that_is_killed_while_it_loads() -> None:
     assert not alive
 
 
+def test_a_rank_that_dies_while_the_first_engine_loads_ends_the_server() -> None:
+    command = [sys.executable, "-m", "localllm", "serve", str(TINY), "--port", "0", *TWO]
+    pipe = subprocess.PIPE
+    server = psutil.Popen(command, cwd=ROOT, stdout=pipe, stderr=subprocess.STDOUT, text=True)
+    try:
+        deadline = time.monotonic() + HANG
+        while len(children := server.children(recursive=True)) < 2:
+            assert time.monotonic() < deadline, "the ranks do not start"
+            time.sleep(0.02)
+        children[-1].kill()
+        output, _ = server.communicate(timeout=HANG)
+    finally:
+        if server.is_running():
+            server.kill()
+    assert server.returncode == 1
+    words = f"rank 1 (pid {children[-1].pid}) was ended by SIGKILL"
+    assert words in output
+    assert "while it loaded the model" in output
+    _, alive = psutil.wait_procs(children, timeout=HANG)
+    assert not alive
+
+
 def started_by_hand(rank: int, port: int) -> subprocess.Popen[str]:
     variables = {
         "RANK": str(rank),
