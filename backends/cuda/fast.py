@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from localllm.backends.cuda.kernels import matmul as exact
+from localllm.backends.cuda.kernels.elementwise import act_mul
 from localllm.backends.cuda.kernels.embed import embed
 from localllm.backends.cuda.kernels.layout import PLAIN, PackedWeight
+from localllm.backends.program import ActivationName
 
 # Rows from which a product is bound by arithmetic, not by reading the weights, by their format.
 _PLAIN_ROWS = 64
@@ -26,10 +28,17 @@ def matmul(
     *,
     bias: Tensor | None = None,
     residual: Tensor | None = None,
+    act: ActivationName | None = None,
 ) -> None:
     """Like the exact one, without experts."""
     if len(x) < (_PLAIN_ROWS if weight.type in PLAIN else _QUANTIZED_ROWS):
-        exact.matmul(x, weight, out, bias=bias, residual=residual)
+        exact.matmul(x, weight, out, bias=bias, residual=residual, act=act)
+        return
+    if act is not None:
+        both = torch.empty((len(x), weight.rows), dtype=out.dtype, device=x.device)
+        matmul(x, weight, both, bias=bias)
+        gate, up = both.chunk(2, 1)
+        act_mul(gate, up, out, act)
         return
     step = max(1, _SLAB_ELEMENTS // weight.cols)
     for first in range(0, weight.rows, step):

@@ -1,7 +1,8 @@
 """Which ops of a program share a kernel, and in which type each value is kept.
 
-A matmul adds the residual. Queries and keys are rotated where keys are stored. Fusing changes who
-computes a value, never how: results have the same bits as those of the ops one by one (`NONE`).
+A matmul adds the residual, or multiplies its halves, the first activated. Queries and keys are
+rotated where keys are stored. Fusing changes who computes a value, never how: results have the same
+bits as those of the ops one by one (`NONE`).
 
 Norms, activations and attention write what only matrices read in the type that these multiply in,
 so that no pass over memory does nothing but a cast. That holds with and without fusions.
@@ -32,6 +33,7 @@ class Fusions:
     """Keys are the outputs of ops."""
 
     residuals: Mapping[Value, Add] = field(default_factory=dict)  # of Linear
+    gates: Mapping[Value, ActMul] = field(default_factory=dict)  # of Linear
     rotations: Mapping[Value, tuple[Rope, Rope]] = field(default_factory=dict)  # q, k of Attention
     absorbed: frozenset[Value] = frozenset()  # need no work of their own
 
@@ -95,9 +97,11 @@ class _Finder:
             for value in inputs(op):
                 self._readers.setdefault(value.buffer, []).append(op)
         self._logits = program.logits
+        self._narrow = narrow_buffers(program)
 
     def find(self) -> Fusions:
         residuals: dict[Value, Add] = {}
+        gates: dict[Value, ActMul] = {}
         rotations: dict[Value, tuple[Rope, Rope]] = {}
         absorbed: set[Value] = set()
         for at, op in enumerate(self._ops):
@@ -106,11 +110,14 @@ class _Finder:
                     if add := self._residual(at, op):
                         residuals[op.out] = add
                         absorbed.add(add.out)
+                    elif product := self._gated(op):
+                        gates[op.out] = product
+                        absorbed.add(product.out)
                 case Attention():
                     if pair := self._rotation(op):
                         rotations[op.out] = pair
                         absorbed |= {rope.out for rope in pair}
-        return Fusions(residuals, rotations, frozenset(absorbed))
+        return Fusions(residuals, gates, rotations, frozenset(absorbed))
 
     def _residual(self, at: int, linear: Linear) -> Add | None:
         """The sum that the product goes into, if it is of no other use."""
@@ -120,6 +127,17 @@ class _Finder:
         other = add.a if add.b == linear.out else add.b
         known = other.buffer != linear.out.buffer and self._made[other.buffer] < at
         return add if known else None
+
+    def _gated(self, linear: Linear) -> ActMul | None:
+        """The product of the halves, if they are of no other use and all is kept in one type."""
+        readers = self._readers.get(linear.out.buffer, [])
+        if len(readers) != 2 or readers[0] is not readers[1]:
+            return None
+        op, half = readers[0], linear.out.width // 2
+        if not isinstance(op, ActMul) or not self._narrow >= {linear.out.buffer, op.out.buffer}:
+            return None
+        places = [(value.offset, value.width) for value in (op.gate, op.up)]
+        return op if places == [(0, half), (half, half)] else None
 
     def _rotation(self, op: Attention) -> tuple[Rope, Rope] | None:
         """The ropes that make q and k and nothing else, of one table."""

@@ -153,6 +153,8 @@ class Lowering:
             if isinstance(op, Linear) and (add := fusions.residuals.get(op.out)):
                 other = add.a if add.b == op.out else add.b
                 work.append((add, self._linear(op, add.out, other), reads | {other.buffer}))
+            elif isinstance(op, Linear) and (product := fusions.gates.get(op.out)):
+                work.append((product, self._gated(op, product), reads))
             elif isinstance(op, Attention) and (pair := fusions.rotations.get(op.out)):
                 before = {rope.x.buffer for rope in pair}
                 work.append((op, self._attention(op, pair), before | {op.v.buffer}))
@@ -223,15 +225,44 @@ class Lowering:
 
     def _linear(self, op: Linear, target: Value, residual: Value | None) -> Closure:
         """Into `target`, with the residual added."""
+        multiply = self._product(op)
+
+        def run(c: Context) -> None:
+            other = None if residual is None else c.read(residual)
+            multiply(c.read(op.x), c.new(target), other)
+
+        return run
+
+    def _gated(self, op: Linear, product: ActMul) -> Closure:
+        """The product of the halves, by the matmul itself where both are one matrix."""
+        products, dtype = self._weights.products[op.weights], self._dtype
+        if len(products) == 1:
+            (weight,), (bias,) = products, self._biases(op, products)
+            multiply = fast.matmul if self._fast else matmul
+            return lambda c: multiply(
+                c.read(op.x).to(dtype), weight, c.new(product.out), bias=bias, act=product.act
+            )
+        parts, half = self._product(op), product.out.width
+
+        def run(c: Context) -> None:
+            x = c.read(op.x)
+            both = torch.empty((len(x), op.out.width), dtype=dtype, device=x.device)
+            parts(x, both, None)
+            gate, up = both[:, :half], both[:, half:]
+            elementwise.act_mul(gate, up, c.new(product.out), product.act)
+
+        return run
+
+    def _product(self, op: Linear) -> Callable[[Tensor, Tensor, Tensor | None], None]:
+        """Takes x, the output and the residual."""
         products = self._weights.products[op.weights]
         biases = self._biases(op, products)
         precise = bool(self._routers.intersection(op.weights))
         dtype = torch.float32 if precise else self._dtype
         multiply = fast.matmul if self._fast and not precise else matmul
 
-        def run(c: Context) -> None:
-            x, out, first = c.read(op.x).to(dtype), c.new(target), 0
-            other = None if residual is None else c.read(residual)
+        def run(x: Tensor, out: Tensor, other: Tensor | None) -> None:
+            x, first = x.to(dtype), 0
             for weight, bias in zip(products, biases, strict=True):
                 last = first + weight.rows
                 part = None if other is None else other[:, first:last]

@@ -62,7 +62,8 @@ class Weights:
         loader = _Loader(device, dtype, routers(program), tensors)
         loader.report([name for name in names if name not in vectors], progress)
         weights = cls()
-        uses = Counter(name for op in program.ops for name in _matrices(op))
+        distinct = {_matrices(op) for op in program.ops}
+        uses = Counter(name for names in distinct for name in names)
         for op in program.ops:
             if isinstance(op, Linear) and op.weights not in weights.products:
                 weights.products[op.weights] = weights._product(loader, op.weights, uses)

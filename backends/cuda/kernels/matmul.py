@@ -6,6 +6,9 @@ into splits of a length that depends on the weight's shape alone; a split's sum 
 second kernel adds them, since one row of tiles would not fill a GPU. Many: one program runs
 through all splits. The bits are the same.
 
+Rows of a gate above as many of an `up` may give act(gate) * up: where one program runs through all
+splits, half of its rows are of the gate and half of `up`; else the second kernel reads both sums.
+
 With experts, columns are (row, rank) pairs sorted by expert (see `moe`), each tile of columns
 with weights of its own.
 """
@@ -21,7 +24,9 @@ import triton.language as tl
 from torch import Tensor
 
 from localllm.backends.cuda.kernels.dequantize import weights_chunk
+from localllm.backends.cuda.kernels.elementwise import activate
 from localllm.backends.cuda.kernels.layout import CHUNK, PLAIN, TILE_ROWS, PackedWeight
+from localllm.backends.program import ActivationName
 
 PARALLEL_PROGRAMS = 512  # what fills the largest GPUs; more splits than that only cost
 MIN_SPLIT_CHUNKS = 4
@@ -52,15 +57,31 @@ def _split_sum(
 
 
 @triton.jit
-def _finish(
-    total, bias, residual, out, rows, n_rows, out_rows, residual_stride, out_stride, valid,
-    HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
-):  # fmt: skip
-    """Adds bias and residual to the sums [rows, columns] and stores them."""
-    inside = rows < n_rows
-    mask = inside[:, None] & valid[None, :]
+def _with_bias(total, bias, rows, n_rows, HAS_BIAS: tl.constexpr):
     if HAS_BIAS:
-        total += tl.load(bias + rows, mask=inside, other=0.0).to(tl.float32)[:, None]
+        total += tl.load(bias + rows, mask=rows < n_rows, other=0.0).to(tl.float32)[:, None]
+    return total
+
+
+@triton.jit
+def _store_gated(
+    gate, up, out, rows, n_rows, out_rows, out_stride, valid, ACT: tl.constexpr
+):  # fmt: skip
+    """act(gate) * up of sums [rows, columns], each rounded as if it had been stored by itself."""
+    gate = gate.to(out.dtype.element_ty).to(tl.float32)
+    up = up.to(out.dtype.element_ty).to(tl.float32)
+    at = out_rows.to(tl.int64)[None, :] * out_stride + rows[:, None]
+    values = (activate(gate, ACT) * up).to(out.dtype.element_ty)
+    tl.store(out + at, values, mask=(rows < n_rows)[:, None] & valid[None, :])
+
+
+@triton.jit
+def _store(
+    total, residual, out, rows, n_rows, out_rows, residual_stride, out_stride, valid,
+    HAS_RESIDUAL: tl.constexpr,
+):  # fmt: skip
+    """Adds the residual to the sums [rows, columns] and stores them."""
+    mask = (rows < n_rows)[:, None] & valid[None, :]
     if HAS_RESIDUAL:
         at = out_rows.to(tl.int64)[None, :] * residual_stride + rows[:, None]
         total += tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)
@@ -75,9 +96,14 @@ def _matmul_kernel(
     code_stride, high_stride, scale_stride, super_stride,
     FORMAT: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr,
     SPLIT_CHUNKS: tl.constexpr, PARTIAL: tl.constexpr, GROUPED: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, ACT: tl.constexpr,
 ):  # fmt: skip
-    rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    if ACT is None:
+        rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    else:
+        HALF: tl.constexpr = BLOCK_N // 2
+        i = tl.arange(0, BLOCK_N)
+        rows = tl.program_id(0) * HALF + i % HALF + i // HALF * (n_rows // 2)
     column = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     if GROUPED:
         expert = tl.load(tile_experts + tl.program_id(1)).to(tl.int64)
@@ -112,28 +138,48 @@ def _matmul_kernel(
                 x, codes, high, scales, supers, rows, n_rows, cols, x_rows, x_stride, valid,
                 first, tl.minimum(first + SPLIT_CHUNKS, chunks), FORMAT, BLOCK_N, BLOCK_C,
             )  # fmt: skip
-        _finish(
-            total, bias, residual, out, rows, n_rows, column, residual_stride, out_stride, valid,
-            HAS_BIAS, HAS_RESIDUAL,
-        )  # fmt: skip
+        total = _with_bias(total, bias, rows, n_rows, HAS_BIAS)
+        if ACT is None:
+            _store(
+                total, residual, out, rows, n_rows, column, residual_stride, out_stride, valid,
+                HAS_RESIDUAL,
+            )  # fmt: skip
+        else:
+            halves = tl.permute(tl.reshape(total, (2, HALF, BLOCK_C)), (1, 2, 0))
+            gate, up = tl.split(halves)
+            rows = tl.program_id(0) * HALF + tl.arange(0, HALF)
+            _store_gated(gate, up, out, rows, n_rows // 2, column, out_stride, valid, ACT)
+
+
+@triton.jit
+def _sum_of_splits(partial, rows, n_rows, column, n_columns, n_splits, BLOCK_N: tl.constexpr):
+    total = tl.zeros((BLOCK_N, 1), tl.float32)
+    for split in range(n_splits):
+        place = (split * n_columns + column).to(tl.int64)[None, :] * n_rows + rows[:, None]
+        total += tl.load(partial + place, mask=(rows < n_rows)[:, None], other=0.0)
+    return total
 
 
 @triton.jit(do_not_specialize=["n_columns"])
 def _add_splits_kernel(
     partial, bias, residual, out, n_rows, n_columns, n_splits, residual_stride, out_stride,
-    BLOCK_N: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+    BLOCK_N: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, ACT: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     column = tl.program_id(1) + tl.arange(0, 1)
-    inside = (rows < n_rows)[:, None]
-    total = tl.zeros((BLOCK_N, 1), tl.float32)
-    for split in range(n_splits):
-        place = (split * n_columns + column).to(tl.int64)[None, :] * n_rows + rows[:, None]
-        total += tl.load(partial + place, mask=inside, other=0.0)
-    _finish(
-        total, bias, residual, out, rows, n_rows, column, residual_stride, out_stride,
-        column < n_columns, HAS_BIAS, HAS_RESIDUAL,
-    )  # fmt: skip
+    valid = column < n_columns
+    total = _sum_of_splits(partial, rows, n_rows, column, n_columns, n_splits, BLOCK_N)
+    total = _with_bias(total, bias, rows, n_rows, HAS_BIAS)
+    if ACT is None:
+        _store(
+            total, residual, out, rows, n_rows, column, residual_stride, out_stride, valid,
+            HAS_RESIDUAL,
+        )  # fmt: skip
+    else:
+        below = rows + n_rows // 2
+        up = _sum_of_splits(partial, below, n_rows, column, n_columns, n_splits, BLOCK_N)
+        up = _with_bias(up, bias, below, n_rows, HAS_BIAS)
+        _store_gated(total, up, out, rows, n_rows // 2, column, out_stride, valid, ACT)
 
 
 @dataclass(frozen=True)
@@ -214,11 +260,14 @@ def matmul(
     bias: Tensor | None = None,
     residual: Tensor | None = None,
     scratch: Tensor | None = None,
+    act: ActivationName | None = None,
     grouping: Grouping | None = None,
     tiles: Tiles | None = None,
 ) -> None:
     """out = x @ weight.T + bias + residual, all but the weight [columns, width].
 
+    With `act`, which takes no residual, the upper half of the weight's rows is a gate: out is
+    act(gate) * up, half as wide, of gate and up in out's type.
     x, residual and out may be windows of wider matrices (last dimension contiguous). Products are
     taken in x's type (float16, bfloat16 or float32), summed in float32 and rounded to out's type.
     `scratch`: float32, at least `partial_floats`; allocated when absent. With a grouping out has a
@@ -228,13 +277,16 @@ def matmul(
     if columns == 0:
         return
     shape = tiles or tiles_for(columns, x.dtype)
-    row_tiles = _ceil_div(weight.rows, shape.rows)
     column_tiles = _ceil_div(columns, shape.columns)
     if grouping:
         column_tiles = len(grouping.tile_experts)
     per_split = split_chunks(weight.rows, weight.cols)
     splits = _splits(weight.rows, weight.cols)
     partial = shape.side_by_side and splits > 1
+    at_once = None if partial else act
+    row_tiles = _ceil_div(weight.rows, shape.rows)
+    if at_once:
+        row_tiles = _ceil_div(weight.rows // 2, shape.rows // 2)
     target = out
     if partial:
         needed = splits * columns * weight.rows
@@ -251,14 +303,14 @@ def matmul(
         *_expert_strides(weight),
         FORMAT=weight.type.name, BLOCK_N=shape.rows, BLOCK_C=shape.columns,
         SPLIT_CHUNKS=per_split, PARTIAL=partial, GROUPED=grouping is not None,
-        HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None,
+        HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None, ACT=at_once,
         num_warps=shape.warps, num_stages=_stages(shape, x, weight), enable_fp_fusion=False,
     )  # fmt: skip
     if partial:
-        _add_splits_kernel[(_ceil_div(weight.rows, 256), columns)](
+        _add_splits_kernel[(_ceil_div(out.shape[1], 256), columns)](
             scratch, bias, residual, out, weight.rows, columns, splits,
             residual.stride(0) if residual is not None else 0, out.stride(0),
-            BLOCK_N=256, HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None,
+            BLOCK_N=256, HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None, ACT=act,
             enable_fp_fusion=False,
         )  # fmt: skip
 

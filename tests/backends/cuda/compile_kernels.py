@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -80,11 +81,18 @@ def compile_matmuls() -> None:
         weight = pack(tensor_type, raw, rows, cols)
         dtype = PLAIN.get(tensor_type, BF16)
         if tensor_type in FOR_DECODE:
-            matmul(torch.zeros(1, cols, dtype=dtype), weight, torch.zeros(1, rows))
+            x = torch.zeros(1, cols, dtype=dtype)
+            matmul(x, weight, torch.zeros(1, rows))
+            matmul(x, weight, torch.zeros(1, rows // 2, dtype=dtype), act="silu")
         if tensor_type in FOR_PREFILL:
             x = torch.zeros(300, cols, dtype=dtype)
             bias, out = torch.zeros(rows), torch.zeros(300, rows)
             matmul(x, weight, out, bias=bias, residual=out)
+            if tensor_type == TensorType.Q4_K:
+                few = replace(tiles_for(1), side_by_side=False)  # as of a weight with many rows
+                for count, tiles in ((1, few), (300, tiles_for(300))):
+                    gated = torch.zeros(count, rows // 2, dtype=dtype)
+                    matmul(x[:count], weight, gated, act="silu", tiles=tiles)
         embed(torch.zeros(1, dtype=torch.int32), weight, torch.zeros(1, cols))
 
 

@@ -30,7 +30,8 @@ def outs(program: Program, *kinds: type) -> list[Value]:
 def test_residuals_and_rotations_of_a_decoder_are_absorbed() -> None:
     program = PROGRAMS["dense"]()
     fusions = find_fusions(program)
-    assert fusions.absorbed == set(outs(program, Add, Rope))
+    assert fusions.absorbed == set(outs(program, Add, Rope, ActMul))
+    assert list(fusions.gates.values()) == [op for op in program.ops if isinstance(op, ActMul)]
     assert list(fusions.rotations) == outs(program, Attention)
     assert len(fusions.residuals) == len(outs(program, Add))
 
@@ -94,6 +95,21 @@ def test_queries_and_keys_turn_with_the_store_where_they_turn_alike(same: bool) 
     q, k = p.rope(x, 16, tables[0]), p.rope(x, 16, tables[0 if same else 1])
     p.finish(p.norm(p.attention(q, k, x, head_dim=16, scale=1.0), "n", 1e-5))
     assert bool(find_fusions(p).rotations) == same
+
+
+@pytest.mark.parametrize("case", ["swapped", "one half", "read again", "normed", "plain"])
+def test_halves_are_multiplied_by_their_product_where_nothing_else_reads_them(case: str) -> None:
+    p = Program({"w": (32, 32), "v": (32, 16), "n": (16,), "embed": (9, 32)})
+    both = p.linear(p.embed("embed"), "w", shard="none", biases=[None])
+    gate, up = p.split(both, 16, 16)
+    if case == "swapped":
+        gate, up = up, gate
+    y = p.act_mul(gate, gate if case == "one half" else up, "silu")
+    if case == "normed":  # the type of the sums is not that of the halves
+        y = p.norm(y, "n", 1e-5)
+    x = p.linear(y, "v", shard="none", biases=[None])
+    p.finish(p.add(x, both) if case == "read again" else x)
+    assert bool(find_fusions(p).gates) == (case == "plain")
 
 
 def test_selected_rows_are_kept_as_their_readers_want_them() -> None:

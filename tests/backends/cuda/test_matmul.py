@@ -7,6 +7,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from localllm.backends.cuda.kernels.elementwise import act_mul
 from localllm.backends.cuda.kernels.layout import PLAIN, QUANTIZED, PackedWeight, pack
 from localllm.backends.cuda.kernels.matmul import (
     Tiles,
@@ -134,6 +135,41 @@ def test_a_residual_may_be_the_output(rng: np.random.Generator) -> None:
     expected = x.numpy() @ values.T + out.numpy()
     matmul(x, weight, out, residual=out)
     assert_close(out, expected, 2e-6)
+
+
+@pytest.mark.parametrize(
+    ("tensor_type", "half", "cols", "dtype"),
+    [
+        (TensorType.Q8_0, 35, 1056, torch.float16),  # halves that fill no tile, several splits
+        (TensorType.Q4_K, 1, 256, torch.bfloat16),
+        (TensorType.F32, 70, 40, torch.float32),
+    ],
+)
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_gates_have_the_bits_of_two_steps(
+    tensor_type: TensorType,
+    half: int,
+    cols: int,
+    dtype: torch.dtype,
+    with_bias: bool,
+    rng: np.random.Generator,
+) -> None:
+    """In the type of the next product, in any company."""
+    if tensor_type in PLAIN:
+        values = normal(rng, 2 * half, cols)
+        weight = pack(tensor_type, values.view(torch.uint8), 2 * half, cols)
+    else:
+        weight, _ = quantized(tensor_type, 2 * half, cols, rng)
+    x, bias = normal(rng, 20, cols).to(dtype), normal(rng, 2 * half) if with_bias else None
+    both, expected = torch.empty(20, 2 * half, dtype=dtype), torch.empty(20, half, dtype=dtype)
+    matmul(x, weight, both, bias=bias)
+    act_mul(both[:, :half], both[:, half:], expected, "silu")
+    for few, shape in [(1, None), *((20, shape) for shape in SHAPES)]:
+        wide = torch.full((few, half + 9), 7.0, dtype=dtype)
+        matmul(x[-few:], weight, wide[:, 4 : 4 + half], bias=bias, act="silu", tiles=shape)
+        assert torch.equal(wide[:, 4 : 4 + half], expected[-few:]), f"{few} columns, {shape}"
+        assert (wide[:, :4] == 7).all()
+        assert (wide[:, 4 + half :] == 7).all()
 
 
 def test_no_columns_is_no_launch(rng: np.random.Generator) -> None:

@@ -78,14 +78,16 @@ def test_logits_are_llama_cpps_on_a_gpu(
     assert nmse(found, case.logits()) < tolerance
 
 
-@pytest.mark.parametrize("kind", [TensorType.Q4_0, TensorType.F16])
-def test_fast_products_are_close(kind: TensorType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With slabs that end within a matrix, biases and residuals."""
-    program = PROGRAMS["plain"]()
+@pytest.mark.parametrize(("name", "kind"), [("plain", TensorType.Q4_0), ("dense", TensorType.F16)])
+def test_fast_products_are_close(
+    name: str, kind: TensorType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With slabs that end within a matrix, biases, residuals and gates."""
+    program = PROGRAMS[name]()
     tensors = random_tensors(program, lambda _: kind)
     found = []
-    for name in ("_PLAIN_ROWS", "_QUANTIZED_ROWS"):
-        monkeypatch.setattr(fast, name, 3)
+    for rows in ("_PLAIN_ROWS", "_QUANTIZED_ROWS"):
+        monkeypatch.setattr(fast, rows, 3)
     monkeypatch.setattr(fast, "_SLAB_ELEMENTS", 64 * 70)
     for quick in (False, True):
         backend = CudaBackend("float32", "cpu", quick)

@@ -31,11 +31,16 @@ SPARE = 17  # the block of each cache that no sequence has
 
 
 def mixed(name: str) -> TensorType:
-    """As files do it: formats differ within one fused projection; floats come in three."""
+    """As files do it: formats differ within one fused projection; floats come in three.
+
+    Gate and up are one matrix, which floats may be whatever their rows.
+    """
     kinds = {
         "q.weight": TensorType.Q4_0,
         "v.weight": TensorType.F16,
         "out.weight": TensorType.BF16,
+        "gate.weight": TensorType.F16,
+        "up.weight": TensorType.F16,
         "down.weight": TensorType.MXFP4,
     }
     return kinds.get(name, TensorType.F32 if name == "router.weight" else TensorType.Q8_0)
