@@ -30,6 +30,9 @@ from localllm.backends.program import ActivationName
 
 PARALLEL_PROGRAMS = 512  # what fills the largest GPUs; more splits than that only cost
 MIN_SPLIT_CHUNKS = 4
+# Of a gated product of few columns, so that all its programs run at once: it would take more, but
+# hardly spills.
+GATED_REGISTERS = 128
 SMALL_SHARED_MEMORY = 99 << 10  # bytes for one program on the GPUs that have least
 
 
@@ -305,6 +308,7 @@ def matmul(
         SPLIT_CHUNKS=per_split, PARTIAL=partial, GROUPED=grouping is not None,
         HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None, ACT=at_once,
         num_warps=shape.warps, num_stages=_stages(shape, x, weight), enable_fp_fusion=False,
+        maxnreg=GATED_REGISTERS if at_once and shape.columns <= 16 else None,
     )  # fmt: skip
     if partial:
         _add_splits_kernel[(_ceil_div(out.shape[1], 256), columns)](
