@@ -19,13 +19,13 @@ _MOST_PER_STAGE = 4  # parts; more of them shorten the wait at both ends of a st
 def cut(batch: Batch, stages: int, least_tokens: int) -> list[Batch]:
     """As many parts as keep the stages busy, but none smaller than pays (`least_tokens`).
 
-    One part, the batch itself, where there is one stage or less than two parts' work. The parts
-    ask for each row's most likely token.
+    One stage takes the batch itself. Parts ask for each row's most likely token: how the batch's
+    are drawn is the business of who has all logits.
     """
-    tokens = batch.ids.size
-    parts = min(tokens // least_tokens, _MOST_PER_STAGE * stages)
-    if stages == 1 or parts < 2:
+    if stages == 1:
         return [batch]
+    tokens = batch.ids.size
+    parts = max(1, min(tokens // least_tokens, _MOST_PER_STAGE * stages))
     bounds = np.linspace(0, tokens, parts + 1).astype(int) // BLOCK_TOKENS * BLOCK_TOKENS
     bounds[-1] = tokens
     return [_part(batch, start, end) for start, end in pairwise(bounds.tolist()) if start < end]

@@ -14,6 +14,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from localllm.backends.base import mask_words  # noqa: E402
 from localllm.backends.direct import DirectRunner  # noqa: E402
 from localllm.backends.parallel.backend import ParallelBackend  # noqa: E402
 from localllm.backends.program import Program  # noqa: E402
@@ -99,6 +100,23 @@ def test_stages_cut_a_long_step_and_not_a_short_one() -> None:
         for sequence, found in zip(sequences, together, strict=True):
             (alone,) = runner.logits(sequence, chunk=50)
             assert np.array_equal(found, alone)
+
+
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+def test_masks_hold_and_may_come_late(sizes: tuple[int, int]) -> None:
+    with led(TINY, *sizes) as backend, opened(TINY) as (file, program):
+        runner = DirectRunner(backend, program, file.tensors, context=64)
+        batch = runner.batch([(0, 0, [5, 6, 7])])
+        assert program.logits is not None
+        batch.sampling.mask_rows = np.array([-1, 0, 1], np.int32)
+        batch.sampling.masks = np.zeros(2 * mask_words(program.logits.width), np.uint32)
+        runner.step.submit(batch)
+        allowed = np.split(batch.sampling.masks, 2)
+        allowed[0][42 // 32] = 1 << 42 % 32
+        allowed[1][7 // 32] = 1 << 7 % 32
+        free, *drawn = runner.step.collect().tolist()
+        assert free == int(np.argmax(runner.step.logits()[0]))
+        assert drawn == [42, 7]
 
 
 def test_memory_is_the_least_ranks_times_their_number() -> None:
