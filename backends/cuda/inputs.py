@@ -66,6 +66,8 @@ class Inputs:
         self._arrays: dict[str, Any] = {
             name: piece.device for name, piece in (self._rows | self._starts).items()
         }
+        self._arrays |= dict.fromkeys((*_LISTS, "masks"), self._ids.device[:0])
+        self._without_lists: dict[tuple[object, ...], DeviceSampling] = {}
         starts = np.arange(shape.seqs + 1, dtype=np.int32)
         one_each = shape.tokens == shape.seqs
         self._tiles_of_one_each = query_tiles(starts, 1, 1) if one_each else None
@@ -121,13 +123,17 @@ class Inputs:
             starts = getattr(sampling, name)
             piece.host[: rows + 1] = starts
             piece.host[rows + 1 :] = starts[-1]
-        arrays, empty = dict(self._arrays), self._ids.device[:0]
+        known, lists = DeviceSampling.known(sampling), {}
         for name in _LISTS:
             array = getattr(sampling, name)
-            arrays[name] = empty
             if array.size:
-                arrays[name], at = self._staging.put(at, array)
-        return DeviceSampling(**arrays, masks=empty, **DeviceSampling.known(sampling)), at
+                lists[name], at = self._staging.put(at, array)
+        if lists:
+            return DeviceSampling(**self._arrays | lists, **known), at
+        rules = tuple(known.values())
+        if rules not in self._without_lists:  # which have the same arrays in every step
+            self._without_lists[rules] = DeviceSampling(**self._arrays, **known)
+        return self._without_lists[rules], at
 
 
 def tile_counts(query_start: Int32Array, ratios: set[int]) -> dict[int, int]:

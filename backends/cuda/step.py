@@ -16,7 +16,7 @@ from localllm.backends.base import (
     StepLimits,
     mask_words,
 )
-from localllm.backends.cpu.batch_check import check
+from localllm.backends.cuda.batch_check import BatchCheck
 from localllm.backends.cuda.caches import Caches
 from localllm.backends.cuda.fusion import NONE, find_fusions
 from localllm.backends.cuda.graphs import Graphs
@@ -59,10 +59,11 @@ class CudaStep:
         self._device = device
         self._comm = comm
         self._caches = caches
-        self._blocks = [
+        blocks = [
             n if layers else _ANY for n, layers in zip(caches.n_blocks, caches.layers, strict=True)
         ]
         self._vocab = program.logits.width if program.logits else 0
+        self._check = BatchCheck(limits, self._vocab or _ANY, blocks)
         self._work = lowering.lower(find_fusions(program))
         self._ratios = {
             op.q.width // op.head_dim // (op.k.width // op.head_dim)
@@ -84,7 +85,7 @@ class CudaStep:
     def warmup(self) -> None:
         """Compiles what steps launch, and records graphs for contexts of usual length."""
         if self._device.type != "cuda":
-            self.submit(Batch.first_tokens(min(2, self._limits.tokens), len(self._blocks)))
+            self.submit(Batch.first_tokens(min(2, self._limits.tokens), len(self._caches.n_blocks)))
             self.collect()
             return
         context = self._shapes.smallest_context()
@@ -108,7 +109,7 @@ class CudaStep:
     @tells_shortage_at_run_time
     @torch.inference_mode()
     def submit(self, batch: Batch) -> None:
-        check(batch, self._limits, self._vocab or _ANY, self._blocks)
+        self._check(batch)
         with self._on_device():
             self._launch(batch, self._shapes.of(batch))
 
@@ -137,7 +138,7 @@ class CudaStep:
     @torch.inference_mode()
     def trace(self, batch: Batch) -> list[FloatArray]:
         """Op by op, without fusions and graphs."""
-        check(batch, self._limits, self._vocab or _ANY, self._blocks)
+        self._check(batch)
         outputs: list[FloatArray] = []
         with self._on_device():
             forward, _ = self._sent(batch, self._shapes.of(batch))

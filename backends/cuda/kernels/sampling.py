@@ -65,7 +65,7 @@ class DeviceSampling:
         return {
             "biased": len(arrays.bias_ids) > 0,
             "penalized": len(arrays.history_ids) > 0,
-            "masked": bool((arrays.mask_rows >= 0).any()),
+            "masked": len(arrays.masks) > 0 and bool((arrays.mask_rows >= 0).any()),
             "drawn": len(drawn) > 0,
             "head": int(drawn.max()) if len(drawn) and drawn.all() else 0,
         }
