@@ -33,7 +33,7 @@ from localllm.backends.parallel.torchrun import Torchrun
 from localllm.backends.program import KVGroup, Program
 from localllm.config import EngineConfig
 from localllm.errors import RequestError
-from localllm.gguf import Tensor
+from localllm.gguf import GGUFFile, Tensor
 
 _LOGIT_BYTES = 64  # that rank 0 takes for each of another rank's: copies, orders, weights, sums
 
@@ -67,7 +67,14 @@ class ParallelBackend:
         self._crew = crew
         self._kind = device
         self._parts: Parts | None = None
-        crew.tell_each([Setup(config, device, ranks, link.rank, store_port) for link in crew.links])
+        with GGUFFile.open(config.model) as file:
+            fingerprint = file.fingerprint()
+        crew.tell_each(
+            [
+                Setup(config, fingerprint, device, ranks, link.rank, store_port)
+                for link in crew.links
+            ]
+        )
         local_rank = torchrun.local_rank if torchrun else 0
         local_ranks = torchrun.local_ranks if torchrun else ranks.count
         self._own = make_backend(config, device, local_rank, local_ranks)

@@ -20,9 +20,10 @@ from localllm.errors import EngineError, InsufficientMemoryError, LocalLLMError,
 @dataclass(frozen=True)
 class Setup:
     """The first message. `store_port` is where the ranks of this machine meet; None: as torchrun's
-    variables say."""
+    variables say. `fingerprint` is that of rank 0's file."""
 
     config: EngineConfig
+    fingerprint: str
     device: str  # its kind: cpu or cuda
     ranks: Ranks
     rank: int

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
+import logging
+from dataclasses import dataclass, fields
 from typing import Any, Self
 
 from localllm.backends.parallel.distributed import RankCommunicator
@@ -25,28 +25,40 @@ from localllm.backends.parallel.slices import sliced
 from localllm.backends.parallel.stage import Stage
 from localllm.backends.parallel.stores import Store, store_of
 from localllm.backends.parallel.wire import unpack
+from localllm.config import EngineConfig
+from localllm.errors import ModelError
 from localllm.gguf import GGUFFile
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank is: which one of its machine, the model's file there, and where ranks meet."""
+    """Where a rank is: which one of its machine, what it was started with, where ranks meet.
+
+    Of its own `config` only the model's path counts: the rest is as rank 0 says.
+    """
 
     local_rank: int
     local_ranks: int
-    model: Path
+    config: EngineConfig
     store: Store
 
     @classmethod
     def beside_rank_0(cls, setup: Setup) -> Self:
         store = store_of(setup.store_port)
-        return cls(setup.rank, setup.ranks.count, setup.config.model, store)
+        return cls(setup.rank, setup.ranks.count, setup.config, store)
 
 
 class Rank:
+    """ModelError where its file is not the model that rank 0 has."""
+
     def __init__(self, setup: Setup, place: Place) -> None:
         self._setup = setup
         self._place = place
+        self._check_model()
+        if differences := _differences(place.config, setup.config):
+            _log.warning("rank %d goes by rank 0's %s", setup.rank, ", ".join(differences))
         self._backend = make_backend(
             setup.config, setup.device, place.local_rank, place.local_ranks
         )
@@ -80,6 +92,12 @@ class Rank:
                 raise ValueError(f"{order} comes out of turn")
         return None
 
+    def _check_model(self) -> None:
+        own, rank_0s = self._place.config.model, self._setup.config.model
+        with GGUFFile.open(own) as file:
+            if file.fingerprint() != self._setup.fingerprint:
+                raise ModelError(f"{own} is not the model that rank 0 has in {rank_0s}")
+
     def _join(self) -> None:
         device = device_of(self._setup.device, self._place.local_rank)
         ranks, rank = self._setup.ranks, self._setup.rank
@@ -88,7 +106,7 @@ class Rank:
 
     def _load(self, piece: Piece) -> None:
         self._piece = piece
-        with GGUFFile.open(self._place.model) as file:
+        with GGUFFile.open(self._place.config.model) as file:
             tensors = sliced(file.tensors, piece.slices)
             self._weights = self._backend.load(piece.program, tensors, _ignore)
 
@@ -97,6 +115,16 @@ class Rank:
         kv = self._backend.alloc_kv(program.kv_groups, order.n_blocks)
         step = self._backend.compile(program, self._weights, kv, order.limits, _ignore)
         self._stage = Stage(step, self._comm, setup.ranks, setup.rank, setup.device)
+
+
+def _differences(own: EngineConfig, rank_0s: EngineConfig) -> list[str]:
+    """What rank 0 was told otherwise than this rank was; what this one was not told is none."""
+    found = []
+    for option in fields(EngineConfig):
+        ours, theirs = getattr(own, option.name), getattr(rank_0s, option.name)
+        if option.name != "model" and ours not in (theirs, option.default):
+            found.append(f"{option.name} {theirs}, not by its own {ours}")
+    return found
 
 
 def _ignore(_line: str) -> None:

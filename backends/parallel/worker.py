@@ -14,7 +14,6 @@ import threading
 import traceback
 from contextlib import suppress
 from multiprocessing.connection import Connection
-from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
@@ -26,6 +25,7 @@ from localllm.errors import LocalLLMError
 if TYPE_CHECKING:
     from localllm.backends.parallel.rank import Place
     from localllm.backends.parallel.torchrun import Torchrun
+    from localllm.config import EngineConfig
 
 _NAME = "localllm-rank"
 _FAILED = 1
@@ -41,25 +41,27 @@ def main() -> None:
     work(Connection(int(sys.argv[1])))
 
 
-def follow(torchrun: Torchrun, model: Path) -> NoReturn:
+def follow(torchrun: Torchrun, config: EngineConfig) -> NoReturn:
     """Makes this process, which somebody else has started, the rank that it was started as."""
     from localllm.backends.parallel.arrivals import arrive
     from localllm.backends.parallel.rank import Place
     from localllm.backends.parallel.stores import store_of
 
     store = store_of(None)
-    place = Place(torchrun.local_rank, torchrun.local_ranks, model, store)
+    place = Place(torchrun.local_rank, torchrun.local_ranks, config, store)
     work(arrive(store, torchrun), place)
 
 
 def work(connection: ToRank0, place: Place | None = None) -> NoReturn:
     """`place` is None where rank 0 has started the process."""
     orders = Orders(connection)
+    name = "this rank"
     try:
         from localllm.backends.parallel.rank import Place, Rank  # slow, with rank 0 watched already
 
         setup = orders.next()
         assert isinstance(setup, Setup)
+        name = f"rank {setup.rank}"
         rank = Rank(setup, place or Place.beside_rank_0(setup))
         connection.send(Done(Hello(os.getpid(), socket.gethostname())))
         while not isinstance(order := orders.next(), Stop):
@@ -68,7 +70,7 @@ def work(connection: ToRank0, place: Place | None = None) -> NoReturn:
                 connection.send(Done(answer))
     except Exception as error:
         if isinstance(error, LocalLLMError | UnreachableError):
-            _log.info("%s", error)
+            _log.info("%s: %s", name, error)
         else:
             traceback.print_exc()
         with suppress(OSError):

@@ -172,7 +172,7 @@ def follow_rank_0(config: EngineConfig) -> None:
     if torchrun is not None and torchrun.rank > 0:
         from localllm.backends.parallel.worker import follow
 
-        follow(torchrun, config.model)
+        follow(torchrun, config)
 
 
 @contextmanager

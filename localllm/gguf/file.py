@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Callable, Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar, overload
 
@@ -80,6 +82,18 @@ class GGUFFile:
     @property
     def architecture(self) -> str:
         return self.get_str("general.architecture")
+
+    def fingerprint(self) -> str:
+        """Tells models apart by their keys, tensors (names, types, shapes) and files' sizes.
+
+        No weight is read: models that differ in these alone have the same.
+        """
+        digest = sha256()
+        for shard in self._shards:
+            header = shard.header
+            digest.update(struct.pack("<QQ", len(header), shard.n_bytes))
+            digest.update(header)
+        return digest.hexdigest()
 
     def close(self) -> None:
         for shard in self._shards:

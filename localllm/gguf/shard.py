@@ -39,6 +39,17 @@ class Shard:
         self.metadata = Metadata(self._data, path.name)
         self.metadata.scan(cursor, n_keys)
         self.tensors = self._read_tensors(cursor, n_tensors)
+        self._header_bytes = cursor.offset
+
+    @property
+    def header(self) -> bytes:
+        """All that comes before the tensors' data."""
+        return self._data[: self._header_bytes]
+
+    @property
+    def n_bytes(self) -> int:
+        """Of the file."""
+        return len(self._data)
 
     def close(self) -> None:
         """Unmaps the file, or leaves that to the last array that still shows it."""

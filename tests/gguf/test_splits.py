@@ -122,3 +122,19 @@ def test_a_count_of_the_wrong_type_is_refused(
     path.write_bytes(build.gguf([build.key("split.count", value_type, value)]))
     with pytest.raises(GGUFError, match=r"key 'split.count' is not an integer"):
         GGUFFile.open(path)
+
+
+def test_a_fingerprint_is_of_the_set_and_changes_with_any_header(model: Path) -> None:
+    def fingerprint(number: int = 0) -> str:
+        with GGUFFile.open(shard_path(model, number)) as file:
+            return file.fingerprint()
+
+    before = fingerprint()
+    assert fingerprint(1) == before
+    content = shard(2)
+    shard_path(model, 2).write_bytes(content.replace(b"t2", b"t9"))
+    renamed = fingerprint()
+    shard_path(model, 2).write_bytes(content + b"longer")
+    assert len({before, renamed, fingerprint()}) == 3
+    shard_path(model, 2).write_bytes(content)
+    assert fingerprint() == before

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,14 +19,13 @@ pytest.importorskip("torch")
 
 from localllm import LLM
 from localllm.sampling_params import SamplingParams
-from tests.helpers import FIXTURES, ROOT
+from tests.helpers import ROOT
+from tests.server.by_hand import TINY, TWO, free_port, started_by_hand
 from tests.server.fakes import first_event
 from tests.server.real import HANG, RealServer, real_server
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 
-TINY = FIXTURES / "architectures" / "llama-format-q4_1.gguf"
-TWO = ("--backend", "torch", "--device", "cpu", "--threads", "1", "--tensor-parallel-size", "2")
 MAX_TOKENS = 12
 LONG = 30  # so long that sequences grow out of a small pool
 TOLD_SECONDS = 10.0  # in which an open request hears of a death
@@ -175,31 +172,9 @@ def test_a_rank_that_dies_while_the_first_engine_loads_ends_the_server() -> None
     assert not alive
 
 
-def started_by_hand(rank: int, port: int) -> subprocess.Popen[str]:
-    variables = {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": "2",
-        "LOCAL_WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
-    return subprocess.Popen(
-        [sys.executable, "-m", "localllm", "serve", str(TINY), "--port", "0", *TWO],
-        env=os.environ | variables,
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
 def test_ranks_that_torchrun_would_start_serve_together(server: RealServer) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    leader, follower = started_by_hand(0, port), started_by_hand(1, port)
-    try:
+    port = free_port()
+    with started_by_hand(0, port) as leader, started_by_hand(1, port) as follower:
         together = RealServer(leader)
         assert not together.engine_process().children(), "the other rank is there"
         assert "on 2 ranks" in together.health()["device"]
@@ -207,12 +182,6 @@ def test_ranks_that_torchrun_would_start_serve_together(server: RealServer) -> N
         leader.send_signal(signal.SIGTERM)
         assert leader.wait(HANG) == 0
         assert follower.wait(HANG) == 0
-    finally:
-        for process in (leader, follower):
-            process.kill()
-            process.wait()
-        assert follower.stdout is not None
-        follower.stdout.close()
 
 
 def params_of(index: int) -> SamplingParams:

@@ -1,0 +1,41 @@
+"""Ranks that somebody else starts: what each is told when they do not fit together."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch")
+
+from tests.server.by_hand import ON_CPU, TINY, free_port, started_by_hand
+from tests.server.real import HANG, RealServer
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
+
+
+def test_ranks_with_other_models_are_refused_at_both_sides() -> None:
+    port, other = free_port(), TINY.with_name("llama-format-q4_0.gguf")
+    with (
+        started_by_hand(0, port) as leader,
+        started_by_hand(1, port, other) as follower,
+    ):
+        words = f"rank 1: {other} is not the model that rank 0 has in {TINY}"
+        told, followers = leader.communicate(timeout=HANG)[0], follower.communicate(timeout=HANG)[0]
+    assert (leader.returncode, follower.returncode) == (1, 1)
+    assert told.splitlines()[-1] == f"localllm: {words}"
+    assert followers.splitlines()[-1].endswith(words)
+    assert "Traceback" not in told + followers
+
+
+def test_rank_0s_options_count_and_others_are_told() -> None:
+    port, stages = free_port(), (*ON_CPU, "--pipeline-parallel-size", "2", "--ctx-size", "64")
+    with started_by_hand(0, port) as leader, started_by_hand(1, port, TINY, stages) as follower:
+        device = RealServer(leader).health()["device"]
+        assert "on 2 ranks (tensor 2, pipeline 1)" in device
+        leader.terminate()
+        told, _ = follower.communicate(timeout=HANG)
+    warnings = [line for line in told.splitlines() if "rank 1" in line]
+    assert len(warnings) == 1
+    assert warnings[0].endswith(
+        "rank 1 goes by rank 0's ctx_size None, not by its own 64, "
+        "pipeline_parallel_size 1, not by its own 2"
+    )
