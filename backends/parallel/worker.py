@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
 import sys
 import threading
@@ -43,6 +44,8 @@ def main() -> None:
 
 def follow(torchrun: Torchrun, config: EngineConfig) -> NoReturn:
     """Makes this process, which somebody else has started, the rank that it was started as."""
+    # At once: Python's own handler would wait until a library has done what it does.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     from localllm.backends.parallel.arrivals import arrive
     from localllm.backends.parallel.rank import Place
     from localllm.backends.parallel.stores import store_of

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+import threading
+from pathlib import Path
+
+import psutil
 import pytest
 
 pytest.importorskip("torch")
@@ -39,3 +44,24 @@ def test_rank_0s_options_count_and_others_are_told() -> None:
         "rank 1 goes by rank 0's ctx_size None, not by its own 64, "
         "pipeline_parallel_size 1, not by its own 2"
     )
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_rank_that_waits_for_rank_0_ends_when_told(number: signal.Signals) -> None:
+    with started_by_hand(1, free_port()) as follower:
+        await_torch(follower.pid)
+        follower.send_signal(number)
+        told, _ = follower.communicate(timeout=HANG)
+    assert follower.returncode == -number
+    assert len(told.splitlines()) <= 1, told
+
+
+def await_torch(pid: int) -> None:
+    """Until the process has it and is idle: it waits for others."""
+    process, pause = psutil.Process(pid), threading.Event()
+    for _ in range(10 * HANG):
+        libraries = {Path(mapped.path).name for mapped in process.memory_maps()}
+        if "libtorch_python.so" in libraries and process.cpu_percent(0.5) < 5:
+            return
+        pause.wait(0.1)
+    raise AssertionError("it never waits")
