@@ -31,7 +31,7 @@ class Torchrun:
 
         RequestError where there are more or fewer ranks than the model is divided among.
         """
-        if config.ranks == 1 or not all(name in variables for name in _NEEDED):
+        if not all(name in variables for name in _NEEDED):
             return None
         try:
             found = cls(
@@ -50,4 +50,4 @@ class Torchrun:
                 f"{config.pipeline_parallel_size} is {config.ranks}",
                 param="tensor_parallel_size",
             )
-        return found
+        return found if found.world_size > 1 else None

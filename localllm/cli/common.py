@@ -164,8 +164,6 @@ def log_to_stderr(debug: bool) -> None:
 
 def follow_rank_0(config: EngineConfig) -> None:
     """Returns, unless torchrun started this process as another rank than 0: that ends here."""
-    if config.ranks == 1:
-        return
     from localllm.backends.parallel.torchrun import Torchrun
 
     torchrun = Torchrun.find(config)

@@ -46,6 +46,17 @@ def test_rank_0s_options_count_and_others_are_told() -> None:
     )
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ranks_that_were_told_no_sizes_do_not_serve(rank: int) -> None:
+    with started_by_hand(rank, free_port(), options=()) as process:
+        told, _ = process.communicate(timeout=HANG)
+    assert process.returncode == 1
+    assert told == (
+        "localllm: torchrun started 2 ranks; tensor_parallel_size 1 times "
+        "pipeline_parallel_size 1 is 1\n"
+    )
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_rank_that_waits_for_rank_0_ends_when_told(number: signal.Signals) -> None:
     with started_by_hand(1, free_port()) as follower:

@@ -47,7 +47,13 @@ def test_without_one_of_them_localllm_starts_the_ranks(missing: str) -> None:
 
 
 def test_one_rank_alone_asks_nobody() -> None:
-    assert Torchrun.find(config(1, 1), VARIABLES) is None
+    alone = VARIABLES | {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    assert Torchrun.find(config(1, 1), alone) is None
+
+
+def test_ranks_that_were_told_no_sizes_are_refused() -> None:
+    with pytest.raises(RequestError, match=r"torchrun started 4 ranks; .* is 1"):
+        Torchrun.find(config(1, 1), VARIABLES)
 
 
 def test_another_number_of_ranks_is_refused() -> None:
