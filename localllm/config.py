@@ -52,8 +52,10 @@ class EngineConfig:
         self._check_backend()
         for name in _COUNTS:
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise RequestError(f"{name} must be at least 1, not {value}", param=name)
+            if value is None and name == "threads":
+                continue
+            if not isinstance(value, int) or value < 1:
+                raise RequestError(f"{name} must be at least 1, not {value!r}", param=name)
         self._check_ranks()
         if not 0 < self.gpu_memory_utilization <= 1:
             raise RequestError(

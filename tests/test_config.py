@@ -58,6 +58,8 @@ def test_counts_below_one_are_refused_by_name(name: str) -> None:
     with pytest.raises(RequestError, match=f"{name} must be at least 1, not 0") as caught:
         EngineConfig(model=Path("m.gguf"), **{name: 0})  # type: ignore[arg-type]
     assert caught.value.param == name
+    with pytest.raises(RequestError, match=f"{name} must be at least 1, not '2'"):
+        EngineConfig(model=Path("m.gguf"), **{name: "2"})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("size", [-1, 0, 1, LEAST_CTX_SIZE - 1])

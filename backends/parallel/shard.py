@@ -24,6 +24,14 @@ class Piece:
     slices: Mapping[str, Slice]
 
 
+def check_divisible(
+    program: Program, tensors: Mapping[str, Tensor], tensor_ranks: int, stages: int
+) -> None:
+    """RequestError, as from `divide`, where the model has not so many parts."""
+    check_ranks(program, tensor_ranks)
+    split(program, tensors, stages)
+
+
 def divide(
     program: Program, tensors: Mapping[str, Tensor], tensor_ranks: int, stages: int
 ) -> list[list[Piece]]:

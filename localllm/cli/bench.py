@@ -86,11 +86,6 @@ def bench(
         )
         path = find_model(model)
         log_to_stderr(debug)
-        if breakdown:
-            from localllm.cli.breakdown import breakdown as break_down
-
-            print(break_down(path, threads, isa, work))
-            return
         config = EngineConfig(
             model=path,
             backend=backend.value,
@@ -108,6 +103,11 @@ def bench(
             max_num_batched_tokens=work.step_tokens,
             prefix_cache=False,
         )
+        if breakdown:
+            from localllm.cli.breakdown import breakdown as break_down
+
+            print(break_down(config, work))
+            return
         follow_rank_0(config)
         result = asyncio.run(_measure(config, work, reps))
         print(json.dumps(result.as_dict()) if as_json else result.as_text())

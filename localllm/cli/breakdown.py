@@ -16,6 +16,8 @@ from localllm.backends.cpu.profile import Share, break_down
 from localllm.backends.cpu.step import CpuStep
 from localllm.backends.direct import DirectRunner, Part
 from localllm.cli.measure import Workload
+from localllm.config import EngineConfig
+from localllm.errors import RequestError
 from localllm.gguf import GGUFFile
 from localllm.models import build_program
 
@@ -23,15 +25,22 @@ _PREFILL_REPEATS = 3
 _DECODE_REPEATS = 15
 
 
-def breakdown(model: Path, threads: int | None, isa: str, work: Workload) -> str:
+def breakdown(config: EngineConfig, work: Workload) -> str:
     """Markdown tables of two steps: one reads `work.prompt_tokens`, the other writes one token of
-    each of `work.batch` sequences that have `work.depth` tokens behind them."""
-    backend = CpuBackend(threads, isa)
+    each of `work.batch` sequences that have `work.depth` tokens behind them.
+
+    RequestError when something else than the CPU's own kernels is asked for.
+    """
+    if config.backend not in ("auto", "cpu") or config.device not in ("auto", "cpu"):
+        raise RequestError("breakdown knows the CPU's own kernels alone", param="breakdown")
+    if config.ranks > 1:
+        raise RequestError("breakdown knows steps of one rank alone", param="breakdown")
+    backend = CpuBackend(config.threads, config.isa)
     try:
-        steps = _Steps(backend, model, work)
+        steps = _Steps(backend, config.model, work)
         machine = measure_machine(backend.threads)
         parts = [
-            f"{model.name} on {backend.describe()}",
+            f"{config.model.name} on {backend.describe()}",
             f"This machine reads {machine.read_bytes / 1e9:.1f} GB/s and adds up "
             f"{machine.int8_products / 1e9:.0f} G int8 or {machine.f32_products / 1e9:.0f} G "
             "float32 products a second.",

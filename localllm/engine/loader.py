@@ -53,6 +53,12 @@ def _load(config: EngineConfig, progress: ProgressFn, stack: ExitStack) -> Engin
     trained = trained_context(file)
     wanted = config.ctx_size or trained
     program = build_program(file, wanted)
+    if config.ranks > 1:
+        from localllm.backends.parallel.shard import check_divisible
+
+        # Before ranks are started, which takes seconds.
+        sizes = config.tensor_parallel_size, config.pipeline_parallel_size
+        check_divisible(program, file.tensors, *sizes)
     selection = select(config)
     backend = selection.backend
     stack.callback(backend.close)

@@ -173,6 +173,17 @@ def run_all(settings: Settings) -> int:
         return run.exit_code()
 
 
+def nothing_claimed(out: Path | None, why: str) -> int:
+    """The result of a machine that cannot even be asked for its GPU."""
+    print(f"gpu_check: {why}", file=sys.stderr)
+    document: dict[str, Json] = {"gpu": None, "note": f"{why}; {NO_GPU}"}
+    if out is None:
+        print(json.dumps(document))
+    else:
+        write_json(out, document)
+    return 0
+
+
 def goals(found: Json) -> dict[str, list[str]]:
     """Where in the findings a goal is met, missed, or not measured."""
     sorted_out: dict[str, list[str]] = {"met": [], "missed": [], "not measured": []}

@@ -7,6 +7,10 @@ import statistics
 import subprocess
 import sys
 
+import pytest
+from typer.testing import CliRunner
+
+from localllm.cli import app
 from tests.helpers import FIXTURES
 
 MODEL = FIXTURES / "architectures" / "llama-format-q4_1.gguf"
@@ -56,3 +60,17 @@ def test_breakdown() -> None:
         calls = [int(row[0]) for kind, row in cells.items() if kind != "all"]
         assert sum(calls) == int(cells["all"][0])
         assert cells["matmul Q4_1"][4].endswith(("(reads)", "(products)"))
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        (["--backend", "reference"], "the CPU's own kernels alone"),
+        (["--backend", "torch", "--device", "cpu"], "the CPU's own kernels alone"),
+        (["--tensor-parallel-size", "2"], "one rank alone"),
+    ],
+)
+def test_a_breakdown_of_something_else_is_refused(options: list[str], what: str) -> None:
+    done = CliRunner().invoke(app, ["bench", str(MODEL), "--breakdown", *options])
+    assert done.exit_code == 1
+    assert what in done.stderr

@@ -56,6 +56,16 @@ def test_more_memory_than_there_is_is_refused_with_numbers() -> None:
         load(kv_cache_memory=10**15)
 
 
+def test_more_ranks_than_a_model_has_parts_are_refused_before_one_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("localllm.engine.loader.select", lambda _config: pytest.fail("too late"))
+    with pytest.raises(RequestError, match="tensor_parallel_size is 1000000, the largest"):
+        load(backend="torch", device="cpu", tensor_parallel_size=10**6)
+    with pytest.raises(RequestError, match="pipeline_parallel_size is 77, the model can be cut"):
+        load(backend="torch", device="cpu", pipeline_parallel_size=77)
+
+
 def test_an_unknown_backend_is_refused_by_name() -> None:
     with pytest.raises(RequestError, match="'abacus'"):
         load(backend="abacus")

@@ -112,6 +112,16 @@ def test_without_a_gpu_nothing_is_claimed(bare: dict[str, str]) -> None:
     assert not any(result["goals"].values())
 
 
+def test_without_torch_that_is_said(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(HOOK.format(allowed={"numpy"} | OURS))
+    done = run({**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert done.returncode == 0
+    assert done.stderr == "gpu_check: torch and triton must be installed first\n"
+    result = json.loads(done.stdout)
+    assert result["gpu"] is None
+    assert "nothing is claimed" in result["note"]
+
+
 def test_a_rehearsal_runs_to_its_end(bare: dict[str, str], tmp_path: Path) -> None:
     out = tmp_path / "result.json"
     done = run(bare, "--rehearse", "--out", str(out), "--seconds", "540")
@@ -153,12 +163,12 @@ def test_a_kill_loses_no_finding(bare: dict[str, str], tmp_path: Path) -> None:
 
 def test_a_part_that_fails_says_why(bare: dict[str, str], tmp_path: Path) -> None:
     hook = Path(bare["PYTHONPATH"]) / "sitecustomize.py"
-    (tmp_path / hook.name).write_text(hook.read_text().replace("'triton'", "'nothing'"))
-    done = run({**bare, "PYTHONPATH": str(tmp_path)}, "--rehearse", "--parts", "kernels")
+    (tmp_path / hook.name).write_text(hook.read_text().replace("'random_model'", "'nothing'"))
+    done = run({**bare, "PYTHONPATH": str(tmp_path)}, "--rehearse", "--parts", "speed")
     assert done.returncode == 1
-    kernels = json.loads(done.stdout.splitlines()[-1])["parts"]["kernels"]
-    assert kernels["state"] == "failed"
-    assert "No module named 'triton'" in kernels["found"]["error"]
+    speed = json.loads(done.stdout.splitlines()[-1])["parts"]["speed"]
+    assert speed["state"] == "failed"
+    assert "No module named 'random_model'" in speed["found"]["error"]
 
 
 def test_a_part_without_time_is_left_out_and_says_so(bare: dict[str, str], tmp_path: Path) -> None:
