@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import secrets
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import AuthenticationError
@@ -14,11 +13,14 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from localllm.backends.parallel.links import Link
-from localllm.backends.parallel.stores import PATIENCE, Store
+from localllm.backends.parallel.stores import Store, await_key
 from localllm.backends.parallel.torchrun import Torchrun
-from localllm.errors import EngineError
+from localllm.backends.parallel.waiting import Wait
+from localllm.errors import EngineError, RequestError
 
-_CONTROL = "localllm/control"  # in the store: where rank 0 listens, and the key that opens it
+# In the store: where rank 0 listens, the key that opens it, and the number of ranks.
+_CONTROL = "localllm/control"
+_PAUSE_SECONDS = 1.0
 
 
 def await_ranks(store: Store, count: int) -> list[Link]:
@@ -27,16 +29,15 @@ def await_ranks(store: Store, count: int) -> list[Link]:
     Who can read the store can be one of them.
     """
     with _arrivals(store, count) as arrivals:
-        deadline = time.monotonic() + PATIENCE.total_seconds()
+        wait = Wait()
         found: dict[int, Link] = {}
-        while len(found) < count - 1:
+        while missing := sorted(set(range(1, count)) - set(found)):
             try:
-                rank, connection = arrivals.get(timeout=max(0, deadline - time.monotonic()))
+                rank, connection = arrivals.get(timeout=_PAUSE_SECONDS)
             except Empty:
-                missing = sorted(set(range(1, count)) - set(found))
-                raise EngineError(
-                    f"rank {missing[0]} has not come in {PATIENCE.total_seconds():.0f} s"
-                ) from None
+                ranks = "rank" if len(missing) == 1 else "ranks"
+                wait.go_on(f"{ranks} {', '.join(map(str, missing))} of {count}")
+                continue
             found[rank] = Link(rank, connection)
     return [found[rank] for rank in sorted(found)]
 
@@ -59,7 +60,7 @@ def _arrivals(store: Store, count: int) -> Iterator[SimpleQueue[tuple[int, Conne
             arrivals.put((rank, connection))
 
     threading.Thread(target=accept, name="localllm-arrivals", daemon=True).start()
-    store.set(_CONTROL, json.dumps({"port": listener.address[1], "key": key.hex()}))
+    store.set(_CONTROL, json.dumps({"port": listener.address[1], "key": key.hex(), "ranks": count}))
     try:
         yield arrivals
     finally:
@@ -68,8 +69,16 @@ def _arrivals(store: Store, count: int) -> Iterator[SimpleQueue[tuple[int, Conne
 
 def arrive(store: Store, torchrun: Torchrun) -> Connection[Any, Any]:
     """The line of a rank that somebody else has started to rank 0."""
-    control = json.loads(store.get(_CONTROL))
-    key = bytes.fromhex(control["key"])
-    connection = Client((torchrun.address, control["port"]), authkey=key)
-    connection.send(torchrun.rank)
+    control = json.loads(await_key(store, _CONTROL, "rank 0"))
+    if control["ranks"] != torchrun.world_size:
+        raise RequestError(
+            f"the environment variable WORLD_SIZE is {torchrun.world_size}, and rank 0's is "
+            f"{control['ranks']}"
+        )
+    try:
+        address = torchrun.address, control["port"]
+        connection = Client(address, authkey=bytes.fromhex(control["key"]))
+        connection.send(torchrun.rank)
+    except (AuthenticationError, EOFError, OSError) as error:
+        raise EngineError(f"rank 0 is not reached: {error}") from error
     return connection

@@ -107,7 +107,7 @@ class ParallelBackend:
             founded = found_store(config.ranks)
             store, port = founded, founded.port
         elif torchrun.rank == 0:
-            store = store_of(None)
+            store = store_of(torchrun)
             links = await_ranks(store, config.ranks)
         else:
             raise RequestError(

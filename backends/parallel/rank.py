@@ -23,7 +23,7 @@ from localllm.backends.parallel.places import device_of, make_backend
 from localllm.backends.parallel.shard import Piece
 from localllm.backends.parallel.slices import sliced
 from localllm.backends.parallel.stage import Stage
-from localllm.backends.parallel.stores import Store, store_of
+from localllm.backends.parallel.stores import Store, store_at
 from localllm.backends.parallel.wire import unpack
 from localllm.config import EngineConfig
 from localllm.errors import ModelError
@@ -46,8 +46,8 @@ class Place:
 
     @classmethod
     def beside_rank_0(cls, setup: Setup) -> Self:
-        store = store_of(setup.store_port)
-        return cls(setup.rank, setup.ranks.count, setup.config, store)
+        assert setup.store_port is not None
+        return cls(setup.rank, setup.ranks.count, setup.config, store_at(setup.store_port))
 
 
 class Rank:

@@ -4,25 +4,75 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+import time
 from datetime import timedelta
-from typing import cast
 
 import psutil
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
-from torch.distributed.rendezvous import rendezvous
 
-from localllm.errors import EngineError
+from localllm.backends.parallel.torchrun import Torchrun
+from localllm.backends.parallel.waiting import PATIENCE, Wait
+from localllm.errors import EngineError, RequestError
 
-__all__ = ["Store", "TCPStore", "found_store", "keep_to_this_machine", "store_of"]
+__all__ = [
+    "Store",
+    "TCPStore",
+    "await_key",
+    "found_store",
+    "keep_to_this_machine",
+    "store_at",
+    "store_of",
+]
 
-PATIENCE = timedelta(seconds=300)  # for ranks that are started at other times
 _LOOPBACK = "127.0.0.1"
+_PAUSE_SECONDS = 0.2  # torch's own ways to wait do not hear signals
+_CONNECT = timedelta(seconds=10)
 
 
 def found_store(ranks: int) -> TCPStore:
     """For the ranks of this machine, and nobody beyond it."""
-    listener = socket.create_server((_LOOPBACK, 0))
+    return _founded(socket.create_server((_LOOPBACK, 0)), ranks)
+
+
+def store_at(port: int) -> Store:
+    """The one that was founded at that port of this machine."""
+    keep_to_this_machine()
+    return TCPStore(_LOOPBACK, port, timeout=PATIENCE)
+
+
+def store_of(torchrun: Torchrun) -> Store:
+    """The one that torchrun's variables name; rank 0 founds it, the others wait for it.
+
+    RequestError where the variables do not allow it, EngineError when rank 0 does not come.
+    """
+    if torchrun.rank > 0 or torchrun.has_store:
+        return _found_by_others(torchrun)
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    try:
+        listener = socket.create_server(("", torchrun.port), family=family, dualstack_ipv6=both)
+    except OSError as error:
+        raise RequestError(
+            f"rank 0 cannot listen at the environment variable MASTER_PORT, {torchrun.port}: "
+            f"{os.strerror(error.errno or 0)}"
+        ) from error
+    return _founded(listener, torchrun.world_size)
+
+
+def await_key(store: Store, key: str, what: str) -> bytes:
+    """The value that somebody sets; `what` they are."""
+    wait = Wait()
+    try:
+        while not store.check([key]):
+            wait.go_on(what)
+            time.sleep(_PAUSE_SECONDS)
+        value: bytes = store.get(key)
+    except RuntimeError as error:
+        raise EngineError(f"{what} is gone: {_first_line(error)}") from error
+    return value
+
+
+def _founded(listener: socket.socket, ranks: int) -> TCPStore:
     port = listener.getsockname()[1]
     return TCPStore(
         _LOOPBACK,
@@ -35,19 +85,33 @@ def found_store(ranks: int) -> TCPStore:
     )
 
 
-def store_of(port: int | None) -> Store:
-    """The one that was founded at that port of this machine, or that torchrun's variables name.
-
-    EngineError when not all ranks that torchrun's variables speak of come there.
-    """
+def _found_by_others(torchrun: Torchrun) -> Store:
+    who = "torchrun" if torchrun.has_store else "rank 0"
+    place = f"MASTER_ADDR {torchrun.address}, MASTER_PORT {torchrun.port}"
+    wait = Wait()
+    while (trouble := _trouble_at(torchrun.address, torchrun.port)) is not None:
+        wait.go_on(f"{who} at {place} ({trouble})")
+        time.sleep(_PAUSE_SECONDS)
     try:
-        if port is not None:
-            keep_to_this_machine()
-            return TCPStore(_LOOPBACK, port, timeout=PATIENCE)
-        found = cast(Iterator[tuple[Store, int, int]], rendezvous("env://", timeout=PATIENCE))
-        return next(found)[0]
-    except (RuntimeError, ValueError) as error:
-        raise EngineError(f"the ranks do not meet: {error}") from error
+        store = TCPStore(torchrun.address, torchrun.port, timeout=_CONNECT)
+    except RuntimeError as error:
+        raise EngineError(f"{who} is not what answers at {place}: {_first_line(error)}") from error
+    store.set_timeout(PATIENCE)
+    return store
+
+
+def _trouble_at(address: str, port: int) -> str | None:
+    """Why nobody can be reached there; None when somebody can."""
+    try:
+        socket.create_connection((address, port), _CONNECT.total_seconds()).close()
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
+
+
+def _first_line(error: Exception) -> str:
+    """Without the stack that torch adds."""
+    return str(error).partition("\n")[0]
 
 
 def keep_to_this_machine() -> None:

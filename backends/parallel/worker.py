@@ -46,11 +46,12 @@ def follow(torchrun: Torchrun, config: EngineConfig) -> NoReturn:
     """Makes this process, which somebody else has started, the rank that it was started as."""
     # At once: Python's own handler would wait until a library has done what it does.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # its warnings are stacks
     from localllm.backends.parallel.arrivals import arrive
     from localllm.backends.parallel.rank import Place
     from localllm.backends.parallel.stores import store_of
 
-    store = store_of(None)
+    store = store_of(torchrun)
     place = Place(torchrun.local_rank, torchrun.local_ranks, config, store)
     work(arrive(store, torchrun), place)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import threading
 from pathlib import Path
 
@@ -55,6 +56,28 @@ def test_ranks_that_were_told_no_sizes_do_not_serve(rank: int) -> None:
         "localllm: torchrun started 2 ranks; tensor_parallel_size 1 times "
         "pipeline_parallel_size 1 is 1\n"
     )
+
+
+def test_a_port_that_rank_0_does_not_get_is_told_in_a_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with started_by_hand(0, port) as leader:
+            told, _ = leader.communicate(timeout=HANG)
+    assert leader.returncode == 1
+    assert told.splitlines()[-1] == (
+        "localllm: rank 0 cannot listen at the environment variable MASTER_PORT, "
+        f"{port}: Address already in use"
+    )
+    assert told.count(str(port)) == 1, told
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_who_is_waited_for_is_told(rank: int) -> None:
+    port = free_port()
+    missing = ["rank 1 of 2", f"rank 0 at MASTER_ADDR 127.0.0.1, MASTER_PORT {port} "][rank]
+    with started_by_hand(rank, port) as process:
+        assert process.stdout is not None
+        assert any(f"waiting for {missing}" in line for line in process.stdout)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -35,9 +35,9 @@ def config(tensor: int = 2, stages: int = 2, **options: Any) -> EngineConfig:
 
 
 def test_all_variables_make_a_rank() -> None:
-    assert Torchrun.find(config(), VARIABLES) == Torchrun(3, 4, 1, 1, "node0")
-    with_local = VARIABLES | {"LOCAL_WORLD_SIZE": "2"}
-    assert Torchrun.find(config(), with_local) == Torchrun(3, 4, 1, 2, "node0")
+    assert Torchrun.find(config(), VARIABLES) == Torchrun(3, 4, 1, 1, "node0", 29500)
+    more = VARIABLES | {"LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    assert Torchrun.find(config(), more) == Torchrun(3, 4, 1, 2, "node0", 29500, has_store=True)
 
 
 @pytest.mark.parametrize("missing", VARIABLES)
@@ -61,9 +61,25 @@ def test_another_number_of_ranks_is_refused() -> None:
         Torchrun.find(config(3, 2), VARIABLES)
 
 
-def test_variables_that_are_no_numbers_are_refused() -> None:
-    with pytest.raises(RequestError, match="torchrun's variables"):
-        Torchrun.find(config(), VARIABLES | {"RANK": "first"})
+@pytest.mark.parametrize(
+    ("name", "text", "least", "most"),
+    [
+        ("RANK", "first", 0, 3),
+        ("RANK", "4", 0, 3),
+        ("RANK", "-1", 0, 3),
+        ("WORLD_SIZE", "0", 1, 65535),
+        ("LOCAL_RANK", "", 0, 3),
+        ("LOCAL_WORLD_SIZE", "5", 1, 4),
+        ("MASTER_PORT", "http", 1, 65535),
+        ("MASTER_PORT", "70000", 1, 65535),
+    ],
+)
+def test_variables_that_make_no_sense_are_named(
+    name: str, text: str, least: int, most: int
+) -> None:
+    words = f"the environment variable {name} is '{text}', not a number of {least} to {most}"
+    with pytest.raises(RequestError, match=f"^{words}$"):
+        Torchrun.find(config(), VARIABLES | {name: text})
 
 
 @pytest.mark.torch
