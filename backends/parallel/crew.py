@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -14,21 +12,13 @@ from typing import Any
 from localllm.backends.parallel.communicator import UnreachableError
 from localllm.backends.parallel.links import Link
 from localllm.backends.parallel.messages import Done, Failed, Order, Stop
+from localllm.child_process import end_process
 from localllm.errors import DeviceOutOfMemoryError, EngineError, LocalLLMError
 
-_STATUS = 70  # of a process that cannot go on
 _SETTLE_SECONDS = 0.3  # in which ranks that end because of the first one are told from it
 _TELL_SECONDS = 2.0  # between an operation that fails and the news of who died
 _STUCK_SECONDS = 5.0
 _STOP_SECONDS = 2.0
-
-_log = logging.getLogger(__name__)
-
-
-def end_process(reason: str) -> None:
-    """Without waiting for threads that will never come back."""
-    _log.error("%s; this process ends", reason)
-    os._exit(_STATUS)
 
 
 class Crew:

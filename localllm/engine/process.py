@@ -10,10 +10,11 @@ import logging
 import os
 import select
 import sys
+import threading
 import traceback
 from multiprocessing.connection import Connection
 
-from localllm.child_process import tie_to_parent
+from localllm.child_process import on_end, tie_to_parent
 from localllm.config import EngineConfig
 from localllm.engine.core import EngineCore
 from localllm.engine.loader import load_engine
@@ -35,15 +36,17 @@ _NAME = "localllm-engine"
 
 
 class Line:
-    """The process's end of the socket pair."""
+    """The process's end of the socket pair. Any thread may send."""
 
     def __init__(self, fd: int) -> None:
         self._connection: Connection[FromEngine, ToEngine | EngineConfig] = Connection(fd)
+        self._sending = threading.Lock()
         self._poll = select.poll()
         self._poll.register(fd, select.POLLIN)
 
     def send(self, message: FromEngine) -> None:
-        self._connection.send(message)
+        with self._sending:
+            self._connection.send(message)
 
     def receive(self) -> ToEngine | EngineConfig:
         """Blocks; EOFError when the parent is gone."""
@@ -58,6 +61,7 @@ def main() -> None:
     tie_to_parent(_NAME, int(sys.argv[2]))
     logging.basicConfig(level=logging.WARNING, format=f"{_NAME}: %(message)s")
     line = Line(int(sys.argv[1]))
+    on_end(lambda reason: line.send(Crash(reason)))
     try:
         config = line.receive()
         assert isinstance(config, EngineConfig)

@@ -127,6 +127,9 @@ def test_a_rank_that_dies_idle_is_replaced_and_all_end_with_the_server() -> None
         _, alive = psutil.wait_procs(lost, timeout=HANG)
         assert not alive
         await_health(server, lost)
+        (told,) = (line for line in server.log if "starting it again" in line)
+        assert f"rank 1 (pid {lost[1].pid}) was ended by SIGKILL" in told
+        assert "status 70" not in "".join(server.log)
         assert complete(server)
         lost = processes(server)
         assert len(lost) == 2
