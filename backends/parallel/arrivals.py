@@ -56,6 +56,8 @@ def _arrivals(store: Store, count: int) -> Iterator[SimpleQueue[tuple[int, Conne
                 rank = int(connection.recv())
             except (AuthenticationError, EOFError, ConnectionError):
                 continue  # somebody else's
+            except OSError:
+                return  # not all came, and nobody waits any more
             ranks.add(rank)
             arrivals.put((rank, connection))
 

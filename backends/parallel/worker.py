@@ -46,7 +46,7 @@ def follow(torchrun: Torchrun, config: EngineConfig) -> NoReturn:
     """Makes this process, which somebody else has started, the rank that it was started as."""
     # At once: Python's own handler would wait until a library has done what it does.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # its warnings are stacks
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # what it says is raised too
     from localllm.backends.parallel.arrivals import arrive
     from localllm.backends.parallel.rank import Place
     from localllm.backends.parallel.stores import store_of

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import socket
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -69,6 +70,29 @@ def test_a_port_that_rank_0_does_not_get_is_told_in_a_line() -> None:
         f"{port}: Address already in use"
     )
     assert told.count(str(port)) == 1, told
+
+
+def test_a_port_where_somebody_else_answers_is_told_in_a_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        threading.Thread(target=answer_wrongly, args=(other,), daemon=True).start()
+        with started_by_hand(1, port) as follower:
+            told, _ = follower.communicate(timeout=HANG)
+    assert follower.returncode == 1
+    (line,) = told.splitlines()
+    words = f"rank 0 is not what answers at MASTER_ADDR 127.0.0.1, MASTER_PORT {port}: "
+    assert line.startswith(f"localllm: {words}")
+
+
+def answer_wrongly(listener: socket.socket) -> None:
+    """Until nobody comes any more."""
+    listener.settimeout(HANG)
+    with suppress(OSError):
+        while True:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(100)
+                connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
 
 @pytest.mark.parametrize("rank", [0, 1])
