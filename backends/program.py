@@ -440,6 +440,12 @@ class Program:
                 names.add(op.sinks)
         return {name for name in names if name is not None}
 
+    def routers(self) -> set[str]:
+        """Names of the matrices that choose experts: a rounding there may choose others."""
+        logits = {op.logits.buffer for op in self.ops if isinstance(op, Moe)}
+        linears = (op for op in self.ops if isinstance(op, Linear))
+        return {name for op in linears if op.out.buffer in logits for name in op.weights}
+
     def new_value(self, width: int, rows: Rows) -> Value:
         """All columns of a fresh buffer."""
         self.buffers.append((width, rows))

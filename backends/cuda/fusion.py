@@ -45,21 +45,14 @@ def find_fusions(program: Program) -> Fusions:
     return _Finder(program).find()
 
 
-def routers(program: Program) -> set[str]:
-    """Matrices that choose experts: a rounding there may choose others, so they are float32."""
-    logits = {op.logits.buffer for op in program.ops if isinstance(op, Moe)}
-    linears = (op for op in program.ops if isinstance(op, Linear))
-    return {name for op in linears if op.out.buffer in logits for name in op.weights}
-
-
 def narrow_buffers(program: Program) -> frozenset[int]:
     """Those kept in the type of the products: nobody reads them more precisely."""
     precise = {program.logits.buffer} if program.logits else set()
-    known_routers, read = routers(program), set()
+    routers, read = program.routers(), set()
     for op in reversed(program.ops):  # readers come after the op whose output they read
         for value in inputs(op):
             read.add(value.buffer)
-            if not _is_rounded(op, value, known_routers, op.out.buffer not in precise):
+            if not _is_rounded(op, value, routers, op.out.buffer not in precise):
                 precise.add(value.buffer)
     return frozenset(read - precise)
 
@@ -71,11 +64,11 @@ def inputs(op: Op) -> Iterator[Value]:
             yield value
 
 
-def _is_rounded(op: Op, value: Value, known_routers: set[str], narrow_out: bool) -> bool:
+def _is_rounded(op: Op, value: Value, routers: set[str], narrow_out: bool) -> bool:
     """Whether the op rounds this input to the type of the products anyway, or may."""
     match op:
         case Linear():
-            return not known_routers.intersection(op.weights)
+            return not routers.intersection(op.weights)
         case Moe():
             return value != op.logits
         case Attention():

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from localllm.backends.cuda import fast
-from localllm.backends.cuda.fusion import Fusions, inputs, narrow_buffers, routers
+from localllm.backends.cuda.fusion import Fusions, inputs, narrow_buffers
 from localllm.backends.cuda.inputs import Forward
 from localllm.backends.cuda.kernels import elementwise
 from localllm.backends.cuda.kernels.attention import AttentionShape, attend, n_splits
@@ -132,7 +132,7 @@ class Lowering:
         self._device = device
         self._positions = positions
         self._fast = fast
-        self._routers = routers(program)
+        self._routers = program.routers()
         self._angles: dict[RopeTable, Angles] = {}
         logits = program.logits
         width = logits.width if logits else 0

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from localllm.backends.parallel.communicator import Communicator
 from localllm.backends.program import AllGather, AllReduce, Receive, Send
+from localllm.backends.torch_common.arithmetic import added
 
 if TYPE_CHECKING:
     from localllm.backends.cuda.lower import Context
@@ -26,7 +27,7 @@ def between_ranks(
     match op:
         case AllReduce():
             widths = [op.x.width] * op.ranks
-            return lambda c: _sum(_others(c).gather(c.read(op.x).contiguous(), widths))
+            return lambda c: added(_others(c).gather(c.read(op.x).contiguous(), widths))
         case AllGather():
             return lambda c: torch.cat(_others(c).gather(c.read(op.x).contiguous(), op.widths), 1)
         case Receive():
@@ -55,14 +56,6 @@ def _others(context: Context) -> Communicator:
     if context.comm is None:
         raise ValueError("the program is one rank's part, and there are no other ranks")
     return context.comm
-
-
-def _sum(parts: list[Tensor]) -> Tensor:
-    """In rank order: how a library's own sum rounds depends on its size."""
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part
-    return total
 
 
 def _sent(x: Tensor, comm: Communicator) -> Tensor:

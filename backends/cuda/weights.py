@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -11,7 +10,6 @@ import torch
 from torch import Tensor
 
 from localllm.backends.base import ProgressFn
-from localllm.backends.cuda.fusion import routers
 from localllm.backends.cuda.kernels.layout import (
     PLAIN,
     QUANTIZED,
@@ -20,6 +18,7 @@ from localllm.backends.cuda.kernels.layout import (
     pack,
 )
 from localllm.backends.program import Embed, Linear, Moe, Program
+from localllm.backends.torch_common.weights import report_kept
 from localllm.errors import GGUFError
 from localllm.gguf import Tensor as FileTensor
 from localllm.gguf import TensorType
@@ -27,7 +26,6 @@ from localllm.gguf import TensorType
 SLAB_BYTES = 32 << 20  # of a file that are repacked at once: what that takes is a few times as much
 
 _TYPES = {dtype: kind for kind, dtype in PLAIN.items()}
-_log = logging.getLogger(__name__)
 
 
 class Weights:
@@ -59,8 +57,9 @@ class Weights:
         for name in names:
             if name not in tensors:
                 raise GGUFError(f"tensor {name!r} is missing")
-        loader = _Loader(device, dtype, routers(program), tensors)
-        loader.report([name for name in names if name not in vectors], progress)
+        loader = _Loader(device, dtype, program.routers(), tensors)
+        matrices = [tensors[name] for name in names if name not in vectors]
+        report_kept(matrices, {*QUANTIZED, *PLAIN}, dtype, progress)
         weights = cls()
         distinct = {_matrices(op) for op in program.ops}
         uses = Counter(name for names in distinct for name in names)
@@ -108,19 +107,6 @@ class _Loader:
         self._dtype = dtype
         self._precise = precise
         self._tensors = tensors
-
-    def report(self, names: Sequence[str], progress: ProgressFn) -> None:
-        found: dict[TensorType, list[str]] = {}
-        for name in names:
-            kind = self._tensors[name].type
-            if kind not in QUANTIZED and kind not in PLAIN:
-                found.setdefault(kind, []).append(name)
-        for kind, those in found.items():
-            others = f" and {len(those) - 1} more" if len(those) > 1 else ""
-            dtype = str(self._dtype).removeprefix("torch.")
-            text = f"{those[0]}{others}: {kind.name} is kept as {dtype}"
-            _log.info(text)
-            progress(text)
 
     def joins(self, above: str, below: str) -> bool:
         """Whether the rows of one may follow those of the other in one matrix."""

@@ -6,7 +6,7 @@ need nothing. The rest does: sums, products of matrices, and functions such as e
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -40,6 +40,14 @@ def ordered_sum(x: Tensor) -> Tensor:
         sums = x[..., :half] + x[..., half : 2 * half]
         x = torch.cat([sums, x[..., -1:]], -1) if size % 2 else sums
     return x[..., 0]
+
+
+def added(parts: Sequence[Tensor]) -> Tensor:
+    """In the given order: how a library's sum over ranks rounds depends on its size."""
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total
 
 
 def softmax(x: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ from localllm.backends.program import (
     Value,
 )
 from localllm.backends.torch_common import ops
-from localllm.backends.torch_common.arithmetic import linear
+from localllm.backends.torch_common.arithmetic import added, linear
 from localllm.backends.torch_common.attention import Plan, attention
 from localllm.backends.torch_common.kv_cache import LayerCache
 from localllm.backends.torch_common.target import Target
@@ -132,16 +132,8 @@ class Lowering:
         return own_rows
 
     def all_reduce(self, op: AllReduce) -> Closure:
-        """Gathers and adds in rank order: how a library's sum rounds depends on its size."""
-        comm = self._ranks()
-
-        def run(c: Context) -> Tensor:
-            first, *others = comm.gather(c.read(op.x), [op.x.width] * op.ranks)
-            for x in others:
-                first = first + x
-            return first
-
-        return run
+        comm, widths = self._ranks(), [op.x.width] * op.ranks
+        return lambda c: added(comm.gather(c.read(op.x), widths))
 
     def all_gather(self, op: AllGather) -> Closure:
         comm = self._ranks()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from localllm.backends.base import ProgressFn
-from localllm.backends.program import Linear, Moe, Program
+from localllm.backends.program import Program
 from localllm.backends.torch_common.dequantize import DEQUANTIZERS
 from localllm.backends.torch_common.target import Target
 from localllm.errors import GGUFError
@@ -89,8 +89,9 @@ class Weights:
         for name in names:
             if name not in tensors:
                 raise GGUFError(f"tensor {name!r} is missing")
-        _report_dequantized([tensors[n] for n in names if n not in vectors], target, progress)
-        weights, routers = cls(target), _router_names(program)
+        matrices = [tensors[name] for name in names if name not in vectors]
+        report_kept(matrices, {*DEQUANTIZERS, *_FLOATS}, target.dtype, progress)
+        weights, routers = cls(target), program.routers()
         for name in names:
             if name in vectors:
                 weights.vectors[name] = weights._copied(tensors[name].dequantize()).flatten()
@@ -127,23 +128,19 @@ class Weights:
         return copy.clone() if device.type == "cpu" else copy.to(device)
 
 
-def _router_names(program: Program) -> set[str]:
-    """Matrices that choose experts: a rounding there may choose others."""
-    logits = {op.logits.buffer for op in program.ops if isinstance(op, Moe)}
-    linears = (op for op in program.ops if isinstance(op, Linear))
-    return {name for op in linears if op.out.buffer in logits for name in op.weights}
-
-
-def _report_dequantized(
-    tensors: Sequence[FileTensor], target: Target, progress: ProgressFn
+def report_kept(
+    tensors: Sequence[FileTensor],
+    known: Collection[TensorType],
+    dtype: torch.dtype,
+    progress: ProgressFn,
 ) -> None:
+    """Tells of the formats that are not `known`: their weights are kept in `dtype`."""
     found: dict[TensorType, list[str]] = {}
     for tensor in tensors:
-        if tensor.type not in DEQUANTIZERS and tensor.type not in _FLOATS:
+        if tensor.type not in known:
             found.setdefault(tensor.type, []).append(tensor.name)
     for kind, names in found.items():
         others = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        dtype = str(target.dtype).removeprefix("torch.")
-        text = f"{names[0]}{others}: {kind.name} is kept as {dtype}"
+        text = f"{names[0]}{others}: {kind.name} is kept as {str(dtype).removeprefix('torch.')}"
         _log.info(text)
         progress(text)

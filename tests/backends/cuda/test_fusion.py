@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from localllm.backends.cuda.fusion import find_fusions, narrow_buffers, routers
+from localllm.backends.cuda.fusion import find_fusions, narrow_buffers
 from localllm.backends.program import (
     ActMul,
     Add,
@@ -53,7 +53,7 @@ def test_what_only_matrices_read_is_kept_in_their_type() -> None:
 
 def test_what_chooses_experts_is_precise() -> None:
     program = PROGRAMS["experts"]()
-    assert routers(program) == {"router.weight"}
+    assert program.routers() == {"router.weight"}
     narrow = narrow_buffers(program)
     for op in program.ops:
         if isinstance(op, Moe):

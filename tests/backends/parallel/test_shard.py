@@ -16,7 +16,6 @@ from localllm.backends.program import (
     AllReduce,
     Attention,
     Linear,
-    Moe,
     Program,
     Rope,
     Value,
@@ -59,12 +58,6 @@ def copies(pieces: Sequence[Piece], shapes: Mapping[str, tuple[int, ...]]) -> Co
     return counts
 
 
-def routers(program: Program) -> set[str]:
-    logits = {op.logits for op in program.ops if isinstance(op, Moe)}
-    linears = (op for op in program.ops if isinstance(op, Linear) and op.out in logits)
-    return {name for op in linears for name in op.weights}
-
-
 def check_consistent(piece: Piece, tensors: Mapping[str, Tensor]) -> None:
     """Shapes of weights, values and KV layers fit each other."""
     program = piece.program
@@ -95,7 +88,7 @@ def check_consistent(piece: Piece, tensors: Mapping[str, Tensor]) -> None:
 def test_all_weights_are_somewhere_and_nobody_has_all(case: ArchitectureCase) -> None:
     with GGUFFile.open(case.gguf) as file:
         program = build(file)
-        whole = routers(program)
+        whole = program.routers()
         for stages in (1, 2):
             pieces = divide(program, file.tensors, 2, stages)
             for stage in pieces:
