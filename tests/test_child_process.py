@@ -15,8 +15,8 @@ BROKEN = "def tell(reason):\n    raise BrokenPipeError\non_end(tell)\n"
     [
         ("", "rank 1 is gone; this process ends\n"),
         (
-            "on_end(lambda reason: sys.stderr.write(f'to the server: {reason}'))\n",
-            "to the server: rank 1 is gone",
+            "on_end(lambda reason: sys.stderr.write(f'to the server: {reason}\\n'))\n",
+            "to the server: rank 1 is gone\n",
         ),
         (BROKEN, ""),
     ],
