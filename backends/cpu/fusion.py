@@ -7,12 +7,13 @@ a value, never how: results have the same bits as those of the ops one by one (`
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from localllm.backends.cpu.matmul import ActivationFormat
 from localllm.backends.cpu.weights import Weights
-from localllm.backends.program import ActMul, Add, Attention, Linear, Norm, Op, Program, Rope, Value
+from localllm.backends.program import ActMul, Add, Attention, Linear, Norm, Program, Rope, Value
+from localllm.backends.uses import Uses
 
 
 @dataclass(frozen=True)
@@ -43,12 +44,7 @@ def find_fusions(program: Program, weights: Weights) -> Fusions:
 class _Finder:
     def __init__(self, program: Program, weights: Weights) -> None:
         self._ops, self._weights = program.ops, weights
-        self._made = {op.out.buffer: at for at, op in enumerate(program.ops)}
-        self._readers: dict[int, list[Op]] = {}
-        for op in program.ops:
-            for value in _inputs(op):
-                self._readers.setdefault(value.buffer, []).append(op)
-        self._logits = program.logits
+        self._uses = Uses(program)
 
     def find(self) -> Fusions:
         panels: dict[Value, Panel] = {}
@@ -64,18 +60,18 @@ class _Finder:
                     if (panel := self._panel(op.out)) and panel.alone:
                         panels[op.out] = panel
                 case Linear():
-                    if add := self._residual(at, op):
+                    if add := self._uses.residual(at, op):
                         residuals[op.out] = add
                         absorbed.add(add.out)
                 case Attention():
-                    if pair := self._rotation(op):
+                    if pair := self._uses.rotation(op):
                         rotations[op.out] = pair
                         absorbed |= {rope.out for rope in pair}
         return Fusions(panels, residuals, rotations, frozenset(absorbed))
 
     def _panel(self, x: Value) -> Panel | None:
         """The format of the first matrix that multiplies x."""
-        readers = self._readers.get(x.buffer, [])
+        readers = self._uses.readers(x)
         formats = [
             self._weights.matrices[name].format.activation
             for op in readers
@@ -86,34 +82,3 @@ class _Finder:
             return None
         linear = all(isinstance(op, Linear) and op.x == x for op in readers)
         return Panel(formats[0], alone=linear and len(set(formats)) == 1)
-
-    def _residual(self, at: int, linear: Linear) -> Add | None:
-        """The sum that the product goes into, if it is of no other use."""
-        add = self._only_reader(linear.out)
-        if not isinstance(add, Add):
-            return None
-        other = add.a if add.b == linear.out else add.b
-        known = other.buffer != linear.out.buffer and self._made[other.buffer] < at
-        return add if known and linear.out in (add.a, add.b) else None
-
-    def _rotation(self, op: Attention) -> tuple[Rope, Rope] | None:
-        """The ropes that make q and k and nothing else, of one table."""
-        q, k = (self._ops[self._made[value.buffer]] for value in (op.q, op.k))
-        if not (isinstance(q, Rope) and isinstance(k, Rope) and (q.out, k.out) == (op.q, op.k)):
-            return None
-        alone = self._only_reader(q.out) is op and self._only_reader(k.out) is op
-        same = q.table == k.table and q.head_dim == k.head_dim == op.head_dim
-        return (q, k) if alone and same else None
-
-    def _only_reader(self, value: Value) -> Op | None:
-        readers = self._readers.get(value.buffer, [])
-        if self._logits and self._logits.buffer == value.buffer:
-            return None
-        return readers[0] if len(readers) == 1 else None
-
-
-def _inputs(op: Op) -> Iterator[Value]:
-    for part in fields(op):
-        value = getattr(op, part.name)
-        if part.name != "out" and isinstance(value, Value):
-            yield value

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from localllm.backends.cuda import fast
-from localllm.backends.cuda.fusion import Fusions, inputs, narrow_buffers
+from localllm.backends.cuda.fusion import Fusions, narrow_buffers
 from localllm.backends.cuda.inputs import Forward
 from localllm.backends.cuda.kernels import elementwise
 from localllm.backends.cuda.kernels.attention import AttentionShape, attend, n_splits
@@ -52,6 +52,7 @@ from localllm.backends.program import (
     Value,
 )
 from localllm.backends.torch_common import ops
+from localllm.backends.uses import inputs
 
 # Splits of the attention run side by side as long as what they leave is no more than this.
 MOST_SPLIT_BYTES = 256 << 20
