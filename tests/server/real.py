@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import psutil
 from tests.helpers import ROOT
 
 HANG = 120
+MAX_TOKENS = 12
 
 
 class RealServer:
@@ -66,3 +68,21 @@ def real_server(model: Path, *options: str) -> Iterator[RealServer]:
     finally:
         process.kill()
         process.wait()  # its output ends with it, and so does the thread that reads it
+
+
+def complete(server: RealServer, **fields: Any) -> str:
+    body = {"prompt": "abc", "max_tokens": MAX_TOKENS, **fields}
+    answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=HANG)
+    text: str = answer.raise_for_status().json()["choices"][0]["text"]
+    return text
+
+
+def streamed(server: RealServer, **fields: Any) -> str:
+    """The text of all events; else like `complete`."""
+    body = {"prompt": "abc", "max_tokens": MAX_TOKENS, "stream": True, **fields}
+    text = ""
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=HANG) as answer:
+        for line in filter(None, answer.iter_lines()):
+            if (data := line.removeprefix("data: ")) != "[DONE]":
+                text += "".join(c["text"] for c in json.loads(data)["choices"])
+    return text

@@ -22,11 +22,10 @@ from localllm.sampling_params import SamplingParams
 from tests.helpers import ROOT
 from tests.server.by_hand import TINY, TWO, free_port, started_by_hand
 from tests.server.fakes import first_event
-from tests.server.real import HANG, RealServer, real_server
+from tests.server.real import HANG, RealServer, complete, real_server, streamed
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 
-MAX_TOKENS = 12
 LONG = 30  # so long that sequences grow out of a small pool
 TOLD_SECONDS = 10.0  # in which an open request hears of a death
 
@@ -35,13 +34,6 @@ TOLD_SECONDS = 10.0  # in which an open request hears of a death
 def server() -> Iterator[RealServer]:
     with real_server(TINY, *TWO, "--ctx-size", "4000") as running:
         yield running
-
-
-def complete(server: RealServer, **fields: Any) -> str:
-    body = {"prompt": "abc", "max_tokens": MAX_TOKENS, **fields}
-    answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=HANG)
-    text: str = answer.raise_for_status().json()["choices"][0]["text"]
-    return text
 
 
 def processes(server: RealServer) -> list[psutil.Process]:
@@ -59,12 +51,7 @@ def await_health(server: RealServer, restarted: list[psutil.Process]) -> None:
 
 @pytest.mark.parametrize("sampling", [{"temperature": 0}, {"temperature": 1.5, "seed": 7}])
 def test_a_stream_is_the_whole_answer(server: RealServer, sampling: Any) -> None:
-    body = {"prompt": "abc", "max_tokens": MAX_TOKENS, "stream": True, **sampling}
-    text = ""
-    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=HANG) as answer:
-        for line in filter(None, answer.iter_lines()):
-            if (data := line.removeprefix("data: ")) != "[DONE]":
-                text += "".join(c["text"] for c in json.loads(data)["choices"])
+    text = streamed(server, **sampling)
     assert text
     assert text == complete(server, **sampling)
 

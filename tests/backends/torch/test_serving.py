@@ -18,13 +18,12 @@ from localllm import LLM
 from localllm.sampling_params import SamplingParams
 from tests.helpers import FIXTURES
 from tests.server.fakes import first_event
-from tests.server.real import HANG, RealServer, real_server
+from tests.server.real import HANG, MAX_TOKENS, RealServer, complete, real_server, streamed
 
 pytestmark = pytest.mark.torch
 
 TINY = FIXTURES / "architectures" / "llama-format-q4_1.gguf"
 OPTIONS: Any = {"backend": "torch", "device": "cpu", "threads": 1, "ctx_size": 256}
-MAX_TOKENS = 12
 LONG = 40  # so long that sequences grow out of a small pool
 
 
@@ -35,21 +34,9 @@ def server() -> Iterator[RealServer]:
         yield running
 
 
-def complete(server: RealServer, **fields: Any) -> str:
-    body = {"prompt": "abc", "max_tokens": MAX_TOKENS, **fields}
-    answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=HANG)
-    text: str = answer.raise_for_status().json()["choices"][0]["text"]
-    return text
-
-
 @pytest.mark.parametrize("sampling", [{"temperature": 0}, {"temperature": 1.5, "seed": 7}])
 def test_a_stream_is_the_whole_answer(server: RealServer, sampling: Any) -> None:
-    body = {"prompt": "abc", "max_tokens": MAX_TOKENS, "stream": True, **sampling}
-    text = ""
-    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=HANG) as answer:
-        for line in filter(None, answer.iter_lines()):
-            if (data := line.removeprefix("data: ")) != "[DONE]":
-                text += "".join(c["text"] for c in json.loads(data)["choices"])
+    text = streamed(server, **sampling)
     assert text
     assert text == complete(server, **sampling)
 
